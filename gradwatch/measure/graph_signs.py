@@ -1,8 +1,8 @@
-"""With which sign the terms of a loss are added up, as its graph shows."""
+"""With which sign the terms of a loss are added up, as its graph shows, and whether a thing is taken off itself."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -46,6 +46,18 @@ def seen(loss: Node | None, own: Callable[[Node], str], places: Mapping[str, int
         ({f"{IN_LOSS}scored_one_way": one, f"{LAYER_IN_LOSS}scored_one_way": float(places[at])} for at, one in several),
         {},
     )
+
+
+def of_itself(nodes: Iterable[Node]) -> dict[str, float]:
+    """`of_itself`, 1, where one of these is the difference of a thing with itself, or their quotient: 0, or 1, whatever
+    it is, and without a gradient. A ratio to old log-probabilities that kept their graph is one.
+    """
+    for node in nodes:
+        if name_of(node) in ("Sub", "Div") and not is_written_in_python(node):
+            first, *second = node.next_functions
+            if first[0] is not None and [first] == second:
+                return {f"{IN_LOSS}of_itself": 1.0}
+    return {}
 
 
 def _signs(node: Node) -> Iterator[tuple[Node, int]]:

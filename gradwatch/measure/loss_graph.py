@@ -130,7 +130,7 @@ class LossGraph:
         code = posterior.seen(self._nodes, self._outer)
         if code is not None and (layer := self._below(code[0])):
             found |= graph_values.of_layer("code_informative", code[1], places[layer])
-        return found | graph_signs.seen(self._root, self._own, places)
+        return found | graph_signs.seen(self._root, self._own, places) | graph_signs.of_itself(self._nodes)
 
     @cached_property
     def _outer(self) -> dict[Node, None]:

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from gradwatch.measure.graph_signs import seen
+from gradwatch.measure.graph_nodes import walk
+from gradwatch.measure.graph_signs import of_itself, seen
 from gradwatch.measure.loss_graph import LossGraph
 from gradwatch.table import IN_LOSS, LAYER_IN_LOSS
 
@@ -60,3 +61,24 @@ def test_neither(loss):
 def test_several_numbers_of_each_example_are_no_score():
     net = nn.Linear(3, 2)
     assert seen((net(REAL).mean() + net(MADE).mean()).grad_fn, lambda node: "weight", {"weight": 0}) == {}
+
+
+@pytest.mark.parametrize(
+    ("of", "told"),
+    [
+        (lambda x: (x - x).exp().mean(), True),
+        (lambda x: (x / x).mean() + x.mean(), True),
+        (lambda x: (x - x.detach()).exp().mean(), False),
+        (lambda x: (x - x.mean()).square().mean(), False),
+        (lambda x: (x[1:] - x[:-1]).square().mean(), False),
+        (lambda x: (x * x).mean(), False),
+        (lambda x: x.mean() - 1.0, False),
+        (lambda x: (x / 2).mean(), False),
+        (lambda x: (x[:, None] - x[None]).square().mean(), False),
+        (lambda x: (x.unbind(1)[0] - x.unbind(1)[1]).mean(), False),
+        (lambda x: torch.sub(*x.chunk(2)).mean(), False),
+    ],
+)
+def test_a_thing_that_is_taken_off_itself_or_divided_by_itself(of, told):
+    loss = of(nn.Linear(3, 2)(REAL))
+    assert of_itself(walk(loss.grad_fn)) == ({f"{IN_LOSS}of_itself": 1.0} if told else {})

@@ -126,3 +126,22 @@ def test_weights_of_which_the_signs_alone_are_used(straight, tmp_path):
     found = [finding for finding in roots(history) if finding.rule == "dead-layer"]
     assert [each.layers for each in found] == ([] if straight else [("0.weight",)])
     assert all("has no slope" in each.cause for each in found)
+
+
+@pytest.mark.parametrize("detached", [False, True])
+def test_a_ratio_to_old_log_probabilities_that_kept_their_graph(detached, tmp_path):
+    model = net()
+    draw = torch.Generator().manual_seed(0)
+
+    def loss_of(step):
+        x = torch.randn(64, 16, generator=draw)
+        said = model(x).log_softmax(1)
+        chosen = torch.multinomial(said.exp(), 1, generator=draw)
+        logp = said.gather(1, chosen)[:, 0]
+        won = (chosen[:, 0] == x[:, 0].gt(0)).float() - 0.5
+        ratio = (logp - (logp.detach() if detached else logp)).exp()
+        return -(ratio * won).mean() + 0.01 * (said.exp() * said).sum(1).mean()
+
+    history = fit(tmp_path, model, optim.Adam(model.parameters(), 3e-3), loss_of, steps=120)
+    found = [finding for finding in roots(history) if finding.rule == "no-gradient"]
+    assert ["taken off itself" in str(each.evidence["missing"]) for each in found] == ([] if detached else [True])

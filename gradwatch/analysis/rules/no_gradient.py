@@ -29,7 +29,7 @@ def no_gradient(history: History, min_steps: int = 10, little: float = 0.1) -> l
     beside a weight that got one: a loss of differences or derivatives knows no constants. Where no layer had a
     gradient in any step, or something took them all away before it (`wiped`), it is one finding of all of them, and an
     error (`_nowhere`). Parameters that are made on the way to the loss, and gone afterwards, are one of their own
-    (`_made_on_the_way`).
+    (`_made_on_the_way`); so is a thing that the loss takes off itself (`_of_itself`).
     Source: SageMaker Debugger's UnchangedTensor asks the same of the weights.
     """
     seen = present(history)  # [R, L]
@@ -43,7 +43,7 @@ def no_gradient(history: History, min_steps: int = 10, little: float = 0.1) -> l
     beside = {beside_bias(name) for name, rows in zip(history.layers, seen.T, strict=True) if rows.any()}
     never = can & silent & np.array([name not in beside for name in history.layers], bool)
     raw = _never_trained(history, ~can & silent)
-    findings = _made_on_the_way(history)
+    findings = [*_made_on_the_way(history), *_of_itself(history)]
     if never.any():
         small = is_hardly_missed(history, never, can, little)
         findings.append(
@@ -102,6 +102,31 @@ def _made_on_the_way(history: History, least: int = 2) -> list[Finding]:
             f"{number:.0f} parameters on the way from the weights to the loss are others in each step: a layer is made "
             "anew in each call, drawn at random, and no optimizer ever holds it.",
             "Make the layer in __init__, keep it as self.name, and build the optimizer after that.",
+        )
+    ]
+
+
+def _of_itself(history: History, least: int = 3, share: float = 0.8) -> list[Finding]:
+    """A difference of a thing with itself, or their quotient, in the `share` of the looks, `least` or more.
+
+    Source: Schulman et al., arXiv:1707.06347, equation 6: the ratio to the old policy, which is a constant.
+    """
+    looked, _ = sampled(history, "passes")
+    at, _ = sampled(history, "of_itself")
+    if len(at) < max(least, share * len(looked)):
+        return []
+    return [
+        Finding(
+            "no-gradient",
+            "warning",
+            (),
+            int(history.step[0]),
+            int(history.step[-1]),
+            {"missing": "a gradient through what is taken off itself", "samples": len(at)},
+            "The loss is made of the difference of a thing with itself, or of their quotient: that is 0, or 1, "
+            "whatever the thing is, and no gradient comes through it.",
+            "One of the two was meant to be another: what was there before keeps its graph unless it is detached, as "
+            "the old log-probabilities of a policy's ratio: old = logp.detach(), kept from when the data were made.",
         )
     ]
 
