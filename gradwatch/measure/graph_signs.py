@@ -55,7 +55,7 @@ def of_itself(nodes: Iterable[Node]) -> dict[str, float]:
     for node in nodes:
         if name_of(node) in ("Sub", "Div") and not is_written_in_python(node):
             first, *second = node.next_functions
-            if first[0] is not None and [first] == second:
+            if first[0] is not None and [first] == second and getattr(node, "_saved_alpha", 1) == 1:
                 return {f"{IN_LOSS}of_itself": 1.0}
     return {}
 
