@@ -21,7 +21,7 @@ def exchanged(steps: NDArray[Any]) -> Finding | None:
         (),
         int(steps[0]),
         int(steps[-1]),
-        {"spikes": len(steps), "every": every},
+        {"spikes": len(steps), "in_loss": len(steps), "every": every},
         f"The loss jumps every {every} steps, and falls again: something is exchanged there, as a target network that "
         "is copied, or data that come in turn. No batch is odd.",
         "Nothing needs to change where a target network is copied so: from then on another thing is asked for. A copy "
