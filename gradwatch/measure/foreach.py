@@ -112,8 +112,9 @@ def measure(
     return torch.stack(placed, out=into) if placed else layout.full((0,), 0.0)
 
 
-def measure_plain(layout: Layout, tensors: MaybeTensors, into: Tensor | None) -> Tensor | None:
-    """The 2-norms of the gradients of a layout that `is_plain`, `[L]`, as `measure`; None where one of them is special.
+def measure_plain(layout: Layout, tensors: MaybeTensors, into: Tensor | None) -> tuple[Tensor, bool] | None:
+    """The 2-norms of the gradients of a layout that `is_plain`, `[L]`, as `measure`, and whether it is known by then
+    that they `are_dense`; None where one of them is special.
 
     torch takes no list in which a gradient is missing, sparse or of a wider dtype, and what it takes is added up in
     the layout's dtype: so nobody need look at each of them on every step.
@@ -122,11 +123,12 @@ def measure_plain(layout: Layout, tensors: MaybeTensors, into: Tensor | None) ->
         many = layout.all_in_one
         where = None if many is None else many.pointers(cast("list[Tensor]", tensors), layout.every)
         if many is not None and where is not None and (norms := many.norms(where, into)) is not None:
-            return norms
+            return norms, True
         if layout.by_rows:
             norms_of_each = _norms(layout, (cast("list[Tensor]", tensors), layout.every), 2.0, layout.dtype)
-            return torch.stack(list(norms_of_each), out=into)
-        return torch.stack(torch._foreach_norm(cast("list[Tensor]", tensors), 2.0, dtype=layout.dtype), out=into)
+            return torch.stack(list(norms_of_each), out=into), False
+        each = torch._foreach_norm(cast("list[Tensor]", tensors), 2.0, dtype=layout.dtype)
+        return torch.stack(each, out=into), False
     except (AttributeError, TypeError, RuntimeError):  # of a None, and of what an operation is not there for
         return None
 

@@ -45,6 +45,7 @@ class Batch:
     pending: Tensor | None = None
     limit: tuple[float, float] | None = None  # see scale_to
     measured: Tensor | None = None  # the L2 norms of the tensors as they are, `[L]`, where they are known
+    fills_memory = False  # whether it is known already that the tensors do (`foreach.are_dense`)
     skipped: Tensor | None = None
     fraction: Tensor | None = None  # [L] share of elements that an element-wise change touched
     path: tuple[str, ...] = ()  # the patterns of the `only` that it is in
@@ -95,9 +96,7 @@ class Batch:
         self._ahead.append(coef)
 
     def scale_to(self, limit: float, p: float = 2.0) -> None:
-        """Scale all gradients to a joint p-norm of `limit` at most, as torch's clip does; by its coefficient or the
-        reciprocal, whichever whoever does it needs.
-        """
+        """Scale all gradients to a joint p-norm of `limit` at most, as torch's clip does, by product or division."""
         self.settle()
         self.limit = limit, p
         if self.pending is not None:

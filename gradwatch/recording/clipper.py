@@ -204,15 +204,17 @@ class Clipper:
         tensors: MaybeTensors = grads_of(layout.params)
         # Where they are recorded: they need no copy
         into = ahead.norms if ahead is not None and layout.dtype is torch.float32 else None
+        fills_memory = False
         if self._are_plain and layout.is_plain and here is None:
-            measured, present = measure_plain(layout, tensors, into), layout.all_here
+            found, present = measure_plain(layout, tensors, into), layout.all_here
+            measured, fills_memory = found or (None, False)
         if measured is None:
             tensors, present = gradients(layout, here, will_change=self.policy is not None), None
             self._are_plain = are_plain(layout, tensors)
         batch = Batch(layout, tensors, self.optimizers, self._norm_types, inverse, present)
         if measured is None:
             measured = batch.measure(into=into, rows=rows.LargestRows(layout) if layout.rows else None)
-        batch.measured = measured
+        batch.measured, batch.fills_memory = measured, fills_memory
         if self.histogram is not None:
             self.histogram.look(batch)
         return scaled, batch, batch.measured if inverse is None else batch.norms().l2
@@ -263,7 +265,7 @@ class Clipper:
         groups = [*map(_FUSED, self.optimizers[0].param_groups)]
         if groups != self._fused:
             self._fused, self._one_folds = groups, not fused.why_not_folded(self.optimizers, self.layout, dims=0)
-        return self._one_folds and are_dense(batch.tensors)
+        return self._one_folds and (batch.fills_memory or are_dense(batch.tensors))
 
     def _first_state(self, layout: Layout) -> State:
         if self.policy is None:
