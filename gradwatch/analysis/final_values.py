@@ -123,7 +123,7 @@ def untrained(history: History, name: str) -> float:
     late = history.run.source is not None and len(history) > 0 and history.step[0] > 1  # its first row is no beginning
     if not (held_out or _TRAINING.fullmatch(name)) or len(history.lane_rows()) != 1 or not len(history) or late:
         return float("nan")
-    if any(_rises(history.total(other)) for other in history.logged if is_reward(other) and not is_loss(other)):
+    if any(_rises(history, other) for other in history.logged if is_reward(other) and not is_loss(other)):
         return float("nan")
     values = history.total(name)
     begin = float(values[0])
@@ -137,12 +137,17 @@ def untrained(history: History, name: str) -> float:
     return begin if 0 < begin < float("inf") else float("nan")
 
 
-def _rises(values: Floats, share: float = 0.2, least: int = 8) -> bool:
-    """Whether the last quarter of what was logged is above the first by a share of that, in the median."""
-    known = values[np.isfinite(values)]
-    first, *_, last = (
-        (float(np.median(part)) for part in np.array_split(known, 4)) if len(known) >= least else (0.0, 0.0)
-    )
+def quarters(history: History, metric: str) -> list[float]:
+    """The medians of what was logged of a scalar in the four quarters of the run."""
+    values = history.total(metric)
+    return [float(np.median(part)) for part in np.array_split(values[np.isfinite(values)], 4)]
+
+
+def _rises(history: History, metric: str, share: float = 0.2, least: int = 8) -> bool:
+    """Whether the last of its `quarters` is above the first by a share of that."""
+    if np.isfinite(history.total(metric)).sum() < least:
+        return False
+    first, *_, last = quarters(history, metric)
     return last - first > share * abs(first)
 
 

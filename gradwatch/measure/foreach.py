@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
 from gradwatch.measure.layout import Layout, at
-from gradwatch.measure.multi_tensor import MultiTensor, Pointers, is_dense
+from gradwatch.measure.multi_tensor import MultiTensor, Pointers
 
 MaybeTensors = Sequence[Tensor | None]
 Group = tuple[list[Tensor], tuple[int, ...]]  # tensors of one device and dtype, and the layers they belong to
@@ -42,16 +42,6 @@ def there(tensors: MaybeTensors) -> Sequence[Tensor]:
     """Those that are tensors."""
     everything = all(map(operator.is_not, tensors, repeat(None)))
     return cast("Sequence[Tensor]", tensors) if everything else [t for t in tensors if t is not None]
-
-
-def are_dense(tensors: MaybeTensors) -> bool:
-    """Whether each of those that are there fills its memory, an element a place: a kernel that asks for no strides may
-    write to it then. An expanded one does not.
-    """
-    try:
-        return all(map(Tensor.is_contiguous, cast("Sequence[Tensor]", tensors))) or all(map(is_dense, there(tensors)))
-    except TypeError:  # of a None
-        return are_dense(there(tensors))
 
 
 def grouped(layout: Layout, tensors: MaybeTensors, here: Sequence[bool]) -> list[Group]:
@@ -114,7 +104,7 @@ def measure(
 
 def measure_plain(layout: Layout, tensors: MaybeTensors, into: Tensor | None) -> tuple[Tensor, bool] | None:
     """The 2-norms of the gradients of a layout that `is_plain`, `[L]`, as `measure`, and whether it is known by then
-    that they `are_dense`; None where one of them is special.
+    that they `fill_memory`; None where one of them is special.
 
     torch takes no list in which a gradient is missing, sparse or of a wider dtype, and what it takes is added up in
     the layout's dtype: so nobody need look at each of them on every step.

@@ -45,7 +45,7 @@ class Batch:
     pending: Tensor | None = None
     limit: tuple[float, float] | None = None  # see scale_to
     measured: Tensor | None = None  # the L2 norms of the tensors as they are, `[L]`, where they are known
-    fills_memory = False  # whether it is known already that the tensors do (`foreach.are_dense`)
+    fills_memory = False  # whether it is known already that the tensors do (`multi_tensor.fill_memory`)
     skipped: Tensor | None = None
     fraction: Tensor | None = None  # [L] share of elements that an element-wise change touched
     path: tuple[str, ...] = ()  # the patterns of the `only` that it is in

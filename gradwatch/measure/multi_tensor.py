@@ -90,7 +90,7 @@ class MultiTensor:
             addresses = tuple(map(Tensor.data_ptr, tensors))
             sizes = self._nbytes if whole else [self._nbytes[i] for i in index]
             alike = {*map(_DTYPE, tensors)} == self._dtypes and [*map(_NBYTES, tensors)] == sizes
-            dense = all(map(Tensor.is_contiguous, tensors)) or all(map(is_dense, tensors))
+            dense = fill_memory(tensors)
         except (AttributeError, TypeError, RuntimeError):  # of a None, and of what has no memory of its own
             return None
         if not (alike and dense and self.works):
@@ -209,8 +209,14 @@ def _count_write(tensors: Sequence[Tensor]) -> None:
             increment_version(tensor)
 
 
-def is_dense(tensor: Tensor) -> bool:
-    """Whether it fills its memory, an element a place, in whatever order."""
+def fill_memory(tensors: Sequence[Tensor]) -> bool:
+    """Whether each fills its memory, an element a place, in whatever order: a kernel that asks for no strides may write
+    to it then. An expanded one does not.
+    """
+    return all(map(Tensor.is_contiguous, tensors)) or all(map(_is_dense, tensors))
+
+
+def _is_dense(tensor: Tensor) -> bool:
     return bool(torch.ops.aten.is_non_overlapping_and_dense(tensor))
 
 

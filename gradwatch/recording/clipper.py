@@ -14,17 +14,18 @@ from gradwatch.measure import fused, rows
 from gradwatch.measure.autograd import without_autograd
 from gradwatch.measure.foreach import (
     MaybeTensors,
-    are_dense,
     are_plain,
     can_be_read,
     grads_of,
     is_seen_to_be_one,
     measure_plain,
+    there,
 )
 from gradwatch.measure.gradient_histogram import GradientHistogram
 from gradwatch.measure.gradients import Batch, drop, gradients
 from gradwatch.measure.layout import Layout, at
 from gradwatch.measure.loss_scale import Scaled
+from gradwatch.measure.multi_tensor import fill_memory
 from gradwatch.measure.ring_buffer import Ahead
 from gradwatch.policies import Policy
 from gradwatch.policies.base import State
@@ -265,7 +266,7 @@ class Clipper:
         groups = [*map(_FUSED, self.optimizers[0].param_groups)]
         if groups != self._fused:
             self._fused, self._one_folds = groups, not fused.why_not_folded(self.optimizers, self.layout, dims=0)
-        return self._one_folds and (batch.fills_memory or are_dense(batch.tensors))
+        return self._one_folds and (batch.fills_memory or fill_memory(there(batch.tensors)))
 
     def _first_state(self, layout: Layout) -> State:
         if self.policy is None:

@@ -23,7 +23,7 @@ from gradwatch.analysis.rules.gradients import exploding
 from gradwatch.analysis.rules.long_steps import lr_too_high
 from gradwatch.analysis.rules.losses import has_rivals, training_losses
 from gradwatch.analysis.rules.progress import progress, succeeds
-from gradwatch.analysis.rules.sampled_losses import sampled
+from gradwatch.analysis.rules.sampled_losses import in_most_looks, sampled
 from gradwatch.analysis.rules.weight_growth import weights_shrink
 from gradwatch.formatting import loop_clips, percent
 from gradwatch.history import Floats, History
@@ -242,11 +242,10 @@ def _never_cleared(history: History, least: int = 2) -> list[Finding]:
     ]  # fmt: skip
 
 
-def _of_another(history: History, least: int = 3, share: float = 0.8) -> list[Finding]:
-    """In the `share` of the looks, `least` or more, a loss that came through another model, which had stepped since."""
-    looked, _ = sampled(history, "passes")
-    at, losses = sampled(history, "of_another")
-    if len(at) < max(least, share * len(looked)):
+def _of_another(history: History) -> list[Finding]:
+    """A loss that came through another model, which had stepped since (`in_most_looks`)."""
+    losses, (looked, _) = in_most_looks(history, "of_another"), sampled(history, "passes")
+    if not len(losses):
         return []
     return [
         Finding(

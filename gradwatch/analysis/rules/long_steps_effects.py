@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gradwatch.analysis.final_values import quarters
 from gradwatch.analysis.rules.attention import has_attention
 from gradwatch.analysis.rules.facts import (
     directness,
@@ -29,7 +30,6 @@ from gradwatch.analysis.rules.progress import (
     came_down,
     can_be_judged,
     progress,
-    quarters,
     reaches_its_goal,
     succeeds,
 )

@@ -12,7 +12,7 @@ import numpy as np
 from gradwatch.analysis.rules.facts import beside_bias, matrices, numel, pick, present
 from gradwatch.analysis.rules.finding import Finding, Severity, either
 from gradwatch.analysis.rules.progress import succeeds
-from gradwatch.analysis.rules.sampled_losses import sampled
+from gradwatch.analysis.rules.sampled_losses import in_most_looks, sampled
 from gradwatch.history import Bools, History
 
 ZEROED, CUT_OFF = "zero_grad() stands between backward() and step()", "the loss does not depend on the weights"
@@ -106,14 +106,13 @@ def _made_on_the_way(history: History, least: int = 2) -> list[Finding]:
     ]
 
 
-def _of_itself(history: History, least: int = 3, share: float = 0.8) -> list[Finding]:
-    """A difference of a thing with itself, or their quotient, in the `share` of the looks, `least` or more.
+def _of_itself(history: History) -> list[Finding]:
+    """A difference of a thing with itself, or their quotient (`in_most_looks`).
 
     Source: Schulman et al., arXiv:1707.06347, equation 6: the ratio to the old policy, which is a constant.
     """
-    looked, _ = sampled(history, "passes")
-    at, _ = sampled(history, "of_itself")
-    if len(at) < max(least, share * len(looked)):
+    seen = in_most_looks(history, "of_itself")
+    if not len(seen):
         return []
     return [
         Finding(
@@ -122,7 +121,7 @@ def _of_itself(history: History, least: int = 3, share: float = 0.8) -> list[Fin
             (),
             int(history.step[0]),
             int(history.step[-1]),
-            {"missing": "a gradient through what is taken off itself", "samples": len(at)},
+            {"missing": "a gradient through what is taken off itself", "samples": len(seen)},
             "The loss is made of the difference of a thing with itself, or of their quotient: that is 0, or 1, "
             "whatever the thing is, and no gradient comes through it.",
             "One of the two was meant to be another: what was there before keeps its graph unless it is detached, as "

@@ -121,12 +121,6 @@ def went(name: str, values: Floats, sign: int, first: int = 5) -> Progress:
     return Progress(name, **shown, gain=gain, won=float(values[0]) - ended, error=float(error), noise=float(sigma))
 
 
-def quarters(history: History, metric: str) -> list[float]:
-    """The medians of what was logged of a scalar in the four quarters of the run."""
-    values = history.total(metric)
-    return [float(np.median(part)) for part in np.array_split(values[np.isfinite(values)], 4)]
-
-
 def succeeds(history: History, share: float = 0.2) -> bool:
     """Whether the training demonstrably gets better: a scalar ended better by `share` of where it began, for good."""
     return (

@@ -255,11 +255,12 @@ def _follows(finding: Finding, other: Finding) -> bool:
     passed = other.evidence.get("recovered") == "yes"  # a spike; what a loss rests at may be for many of them
     last = finding.first_step - ((_AT_ONCE if passed else SIGN_STEPS) if finding.rule in _LATE else 0)
     if finding.rule in _OF_THE_RUN:  # what was over in the first half of a run does not explain it
-        thrown = other.rule == "lr-too-high" and other.severity != "note"  # and steps as long go on
-        last = other.last_step if thrown else (finding.first_step + finding.last_step) // 2
+        last = (finding.first_step + finding.last_step) // 2
     idle = other.rule == "dead-layer" and other.severity == "note"  # it harms nothing
     idle |= finding.rule in _OF_THE_RUN and passed and "left" not in finding.evidence
-    return finding.rule in CONSEQUENCES.get(other.rule, ()) and other.last_step >= last and not idle
+    goes_on = finding.rule in _OF_THE_RUN and other.rule == "lr-too-high" and other.severity != "note"
+    lasts = goes_on or other.last_step >= last  # steps as long go on behind the throw
+    return finding.rule in CONSEQUENCES.get(other.rule, ()) and lasts and not idle
 
 
 def verdict(history: History, findings: Iterable[Finding] | None = None) -> str:

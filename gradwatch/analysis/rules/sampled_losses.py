@@ -24,6 +24,15 @@ def sampled(history: History, *names: str) -> tuple[Floats, ...]:
     return history.step[known].astype(float), *(each[known] for each in values)
 
 
+def in_most_looks(history: History, name: str, least: int = 3, share: float = 0.8) -> Floats:
+    """A number that is there in the `share` of the steps whose losses were looked at, `least` or more, `[S]`; else none
+    of it.
+    """
+    looked, _ = sampled(history, "passes")
+    _, found = sampled(history, name)
+    return found if len(found) >= max(least, share * len(looked)) else found[:0]
+
+
 def in_the_beginning(history: History, *names: str, soon: int = 5, share: float = 0.5) -> tuple[float, ...]:
     """Each of these numbers in the first sample; NaN where that is no beginning: `soon` steps after the first one or
     later, or behind steps that have changed the loss by more than `share` of it.

@@ -10,9 +10,9 @@ import numpy as np
 from gradwatch.analysis.rules.facts import rates, set_rate
 from gradwatch.analysis.rules.finding import Finding, Severity, either
 from gradwatch.analysis.rules.progress import succeeds
+from gradwatch.analysis.rules.sampled_losses import sampled
 from gradwatch.formatting import percent, setting_text
 from gradwatch.history import Floats, History
-from gradwatch.table import IN_LOSS
 
 
 def schedule_too_short(history: History, risen: float = 0.1, near: float = 0.05, bent: float = 0.4) -> list[Finding]:
@@ -65,6 +65,7 @@ def _climbs_back(history: History, risen: float, near: float, bent: float) -> li
     length = max(taken, history.run.total_steps or 0)
     so_far = " so far" if history.run.status == "RUNNING" and length == taken else ""
     passes = _stepped_after_each(history, step, length)
+    why, cure = _why_and_cure(passes, length)
     return [
         Finding(
             "schedule-too-short",
@@ -81,27 +82,32 @@ def _climbs_back(history: History, risen: float, near: float, bent: float) -> li
             },
             f"The learning rate fell along a cosine to {values[lowest]:.2g} at step {step}, and climbs back along the "
             f"same curve: to {last:.2g} at the end, of {values[peak]:.2g} at its highest. The schedule was over, and "
-            f"the run, of {length:,} steps{so_far}, was not: the scheduler goes on where the cosine does."
-            + (
-                f" The cosine is {passes} times too short, and each step is of {passes} backward passes."
-                if passes
-                else ""
-            ),
-            f"Step the scheduler once a step, behind optimizer.step(), not behind each of {passes} backward passes; or "
-            f"give it {passes} times the length."
-            if passes
-            else f"Give the schedule the length of the run as the scheduler is stepped: T_max={length} if once a step, "
-            "the number of epochs if once an epoch; or stop calling scheduler.step() at its lowest.",
+            f"the run, of {length:,} steps{so_far}, was not: the scheduler goes on where the cosine does.{why}",
+            cure,
         )
     ]
+
+
+def _why_and_cure(passes: int, length: int) -> tuple[str, str]:
+    if passes:
+        return (
+            f" The cosine is {passes} times too short, and each step is of {passes} backward passes.",
+            f"Step the scheduler once a step, behind optimizer.step(), not behind each of {passes} backward passes; or "
+            f"give it {passes} times the length.",
+        )
+    return (
+        "",
+        f"Give the schedule the length of the run as the scheduler is stepped: T_max={length} if once a step, the "
+        "number of epochs if once an epoch; or stop calling scheduler.step() at its lowest.",
+    )
 
 
 def _stepped_after_each(history: History, lowest: int, length: int, near: float = 0.05) -> int:
     """How many backward passes each step is of, where the rate is at its lowest after as small a part of the run; else
     0.
     """
-    known = history.total(f"{IN_LOSS}passes")
-    passes = round(float(np.nanmedian(known))) if np.isfinite(known).any() else 0
+    _, seen = sampled(history, "passes")
+    passes = round(float(np.median(seen))) if len(seen) else 0
     part = length / max(lowest, 1)
     return passes if passes > 1 and abs(part - passes) < near * passes else 0
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from gradwatch.analysis.final_values import quarters
 from gradwatch.analysis.rules.facts import (
     LEAST_STEPS,
     USUAL_RATIO,
@@ -30,7 +31,7 @@ from gradwatch.analysis.rules.facts import (
 )
 from gradwatch.analysis.rules.finding import Finding, Why, either
 from gradwatch.analysis.rules.losses import learnt
-from gradwatch.analysis.rules.progress import creeps, hardly_moves, progress, quarters
+from gradwatch.analysis.rules.progress import creeps, hardly_moves, progress
 from gradwatch.analysis.rules.sampled_losses import explains_less
 from gradwatch.analysis.rules.schedule import ran_out
 from gradwatch.analysis.rules.step_length import first_ratio, lengthened
