@@ -68,11 +68,12 @@ def sections(
     ordered = sorted(by_setting.items(), key=lambda item: [natural(value) for _, value in item[0]])
     found = []
     told = telling([dict(setting) for setting in by_setting])
+    beside = [as_one(history) for history in histories] if len(by_setting) > 1 else []
     for setting, members in ordered:
         title = ", ".join(f"{key} = {value}" for key, value in setting if key in told)
         best, note = _best(members, dict(setting), table)
         maps = heatmap_grid(best, drawn)
-        found.append(Section(title, best, (*_charts(best, metrics, shades), *([maps] if maps else [])), note))
+        found.append(Section(title, best, (*_charts(best, metrics, shades, beside), *([maps] if maps else [])), note))
     return found
 
 
@@ -90,14 +91,18 @@ def _best(
     return {policy: members[policy] for policy in kept}, f"{said}, and none." if kept[-1] == NO_POLICY else f"{said}."
 
 
-def _charts(runs_of: dict[str, list[History]], metrics: Sequence[str], shades: dict[str, str]) -> list[Chart]:
+def _charts(
+    runs_of: dict[str, list[History]], metrics: Sequence[str], shades: dict[str, str], beside: list[History]
+) -> list[Chart]:
     members = {policy: [as_one(history) for history in runs] for policy, runs in runs_of.items()}
     charts = [
-        _overlay(members, name, _metric_title(members, name), name, shades) for name in metrics if _any(members, name)
+        _overlay(members, name, _metric_title(members, name), name, shades, beside)
+        for name in metrics
+        if _any(members, name)
     ]
     if _any(members, "grad_norm"):
         title = _extreme_title(members, "Total gradient norm before the clip", "highest median", _median_norm)
-        charts.append(_overlay(members, "grad_norm", title, "total gradient norm (L2)", shades, log=True))
+        charts.append(_overlay(members, "grad_norm", title, "total gradient norm (L2)", shades, beside, log=True))
     clipped = {
         policy: members[policy]
         for policy, runs in runs_of.items()
@@ -109,11 +114,20 @@ def _charts(runs_of: dict[str, list[History]], metrics: Sequence[str], shades: d
 
 
 def _overlay(
-    members: dict[str, list[History]], name: str, title: str, axis: str, shades: dict[str, str], log: bool = False
+    members: dict[str, list[History]],
+    name: str,
+    title: str,
+    axis: str,
+    shades: dict[str, str],
+    beside: list[History],
+    log: bool = False,
 ) -> Chart:
+    """The runs of a section over each other. Its scale is that of the runs `beside` each other, if there are any: the
+    charts of several sections are compared by eye.
+    """
     runs = [history for group in members.values() for history in group]
     limit = int(np.clip(POINTS_PER_CHART // len(runs), 60, 1200))
-    values = np.concatenate([history.total(name) for history in runs])
+    values = np.concatenate([history.total(name) for history in beside or runs])
     span = decades(values) if log or (values[np.isfinite(values)] > 0).all() else 0.0
     log = log or span > 1.7
     bands, thin_lines, bold_lines, crosses = [], [], [], []
@@ -145,7 +159,16 @@ def _overlay(
     drawn = figure(
         [*bands, *thin_lines, *bold_lines, *crosses], axis, span if log else 0, legend=False, hovermode="closest"
     )
+    if beside and (span or not log):
+        drawn["layout"]["yaxis"]["range"] = _range(values, log)
     return Chart(title, drawn, 300, note.strip())
+
+
+def _range(values: Floats, log: bool) -> list[float]:
+    """The lowest and the highest finite value, and a little room; of a `log` axis as powers of ten."""
+    values = np.log10(values[np.isfinite(values) & (values > 0)]) if log else values[np.isfinite(values)]
+    room = 0.05 * float(np.ptp(values) or abs(values.max()) or 1)
+    return [float(values.min()) - room, float(values.max()) + room]
 
 
 def _band(group: list[History], name: str, log: bool, color: str, policy: str) -> list[dict[str, Any]]:

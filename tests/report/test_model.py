@@ -256,6 +256,27 @@ def test_many_runs_have_one_section_per_setting_and_one_colour_per_policy():
     assert {policy: len(found) for policy, found in shades.items()} == {"AGC(0.01)": 1, "none": 1}
 
 
+def test_the_charts_of_several_settings_have_one_scale():
+    runs = [
+        make_history(steps=40, seed=i, optimizers=({"class": "SGD", "settings": {"lr": lr}},))
+        for i, lr in enumerate((0.1, 2.0))
+    ]
+    for history, factor in zip(runs, (1.0, 3.0), strict=True):
+        history.per_layer["grad_norm"] *= factor
+        history.total("grad_norm")[:] *= factor
+
+    def ranges(histories):
+        drawn = figures(render_html(build_report(histories)))
+        axes = [chart["layout"]["yaxis"] for chart in drawn if "total gradient norm" in str(chart["layout"])]
+        return [axis.get("range") for axis in axes]
+
+    first, second = ranges(runs)
+    assert first == second
+    norms = np.concatenate([history.total("grad_norm") for history in runs])
+    assert first[0] < np.log10(norms.min()) < np.log10(norms.max()) < first[1] < np.log10(norms.max()) + 1
+    assert ranges([runs[0], runs[0]]) == [None]  # one section alone has its own
+
+
 def test_the_mean_over_seeds_ends_where_a_seed_has_no_value():
     runs = [make_history(steps=40, seed=seed, logged=("accuracy",)) for seed in (0, 1)]
     for history, value in zip(runs, (0.2, 0.4), strict=True):
