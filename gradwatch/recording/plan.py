@@ -93,9 +93,9 @@ def _pass(coef: Tensor | None, elements: bool) -> str:
     return "one pass that scales all gradients" if coef.dim() == 0 else "one pass that scales each layer by its own"
 
 
-def outcome(steps: int, lost: int, folder: Path) -> str:
+def outcome(run: Run, steps: int, lost: int, folder: Path) -> str:
     """What a training that took `steps` has recorded: what is on disk, and not what was taken."""
-    where = f"{steps - lost:,} steps recorded in {folder}"
+    where = f"{steps - lost - (run.first_step or 0):,} steps recorded in {folder}"
     return f"{where}; the other {lost:,} could not be written" if lost else where
 
 
@@ -103,6 +103,8 @@ def nothing_seen(run: Run, folder: Path) -> str:
     """Why a training may have recorded nothing; and that what was asked for never acted."""
     asked = Intervention.of(run)
     never = "" if asked == Intervention() else f" and {asked.label} never acted"
+    if run.status != "FINISHED":
+        return f"the training ended before its first optimizer step, so {folder} is empty{never}"
     return (
         f"no optimizer step was seen, so {folder} is empty{never}: the loop took "
         "none, stepped an optimizer other than the one that watch() was given, or replayed its steps from a CUDA graph"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,33 +47,45 @@ def saved(stepper: Stepper, folder: Path, attempt: int) -> dict[str, Any]:
     }
 
 
-def load(state: Mapping[str, Any], stepper: Stepper) -> None:
-    """Give the stepper the policy's state and the number of the next step.
+def load(state: Mapping[str, Any], stepper: Stepper) -> list[str]:
+    """Give the stepper the policy's state and the number of the next step; what is told is which settings are others.
+
+    A policy, a constraint or a scale of the rates that is another one begins with a state of its own.
 
     Raises:
-        WatchError: the state belongs to other layers or another policy.
+        WatchError: the state belongs to other layers.
     """
-    rates, renorm = repr(stepper.rate_scale), repr(stepper.weights.renorm)
-    for name, found, wanted in (
-        ("learning rates", state.get("rates", repr(RateScale())), rates),
-        ("policy", state["clip"], repr(stepper.clipper.policy)),
-        ("constraint", state.get("renorm", renorm), renorm),
-        ("layers", list(state["layers"]), list(stepper.layout.names)),
-    ):
-        if found != wanted:
-            raise WatchError(
-                f"this state was saved with other {name}: {found!r:.200}, and this Watch has "
-                f"{wanted!r:.200}; make the Watch as it was made then"
-            )
+    found, wanted = list(state["layers"]), list(stepper.layout.names)
+    if found != wanted:
+        raise WatchError(
+            f"this state was saved with other layers: {found!r:.200}, and this Watch has "
+            f"{wanted!r:.200}; make the Watch as it was made then"
+        )
+    renorm, rates = repr(stepper.weights.renorm), repr(stepper.rate_scale)
+    asked = {
+        "clip": (state["clip"], repr(stepper.clipper.policy)),
+        "renorm": (state.get("renorm", renorm), renorm),
+    }
     stepper.resumed_at = int(state["steps"])
     go_back(state, stepper)
+    others = [f"{name}={now} in the place of {then}" for name, (then, now) in asked.items() if then != now]
+    return others + ["other factors of the learning rates"] * (state.get("rates", repr(RateScale())) != rates)
 
 
 def go_back(state: Mapping[str, Any], stepper: Stepper) -> None:
     """Give the stepper the policy's state, and let the schedules count from where it was saved; steps count on."""
-    stepper.clipper.load_state(state["policy_state"])
-    stepper.weights.load_state(state.get("renorm_state", {}))
+    if state["clip"] == repr(stepper.clipper.policy):
+        stepper.clipper.load_state(state["policy_state"])
+    if state.get("renorm", repr(stepper.weights.renorm)) == repr(stepper.weights.renorm):
+        stepper.weights.load_state(state.get("renorm_state", {}))
     stepper.taken_back = stepper.steps - int(state["steps"]) + int(state.get("taken_back", 0))
+
+
+def apart(folder: Path, changed: Sequence[str]) -> str:
+    """Why what goes on is a run of its own, beside that in `folder`; empty where it goes on in there."""
+    if changed:
+        return f"a run of its own, with {' and '.join(changed)}: the steps before are in {folder}"
+    return "" if folder.is_dir() else f"a run of its own: {folder}, where the steps before were recorded, is not there"
 
 
 def reopened(folder: Path, attempt: int, empty: RunWriter) -> RunWriter:

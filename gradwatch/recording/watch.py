@@ -169,7 +169,7 @@ class Watch:
         self._end()
         steps, run = self._stepper.steps, self._writer.run
         seen = steps > self._resumed_at
-        self._say(outcome(steps, self._writer.lost, self.dir) if seen else nothing_seen(run, self.dir))
+        self._say(outcome(run, steps, self._writer.lost, self.dir) if seen else nothing_seen(run, self.dir))
         cursor, missing = self._courier.wait(self.dir, steps, timeout, mlflow_target.place(run.mlflow))
         self._say_url(cursor)
         self._say(missing)
@@ -201,16 +201,26 @@ class Watch:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state` was saved: same policy state, next step number, and the same run folder if it is there.
 
+        Under another policy, constraint or scale of the rates what follows is a run of its own.
+
         Raises:
-            WatchError: steps were already taken, or the state belongs to other layers or another policy.
+            WatchError: steps were already taken, or the state belongs to other layers.
             RunError: that run is still being recorded, by another Watch or another process.
         """
         layout = resume.other_order(state, self._stepper)
         if layout is not None:
             self._relayout(layout)
-        resume.load(state, self._stepper)
+        changed = resume.load(state, self._stepper)
         self._resumed_at = self._stepper.steps
-        self._rejoin(Path(state["dir"]), int(state["attempt"]))
+        folder = Path(state["dir"])
+        apart = resume.apart(folder, changed)
+        if apart or folder == self.dir.resolve() or isinstance(self._writer, NullWriter):
+            self._writer.update(first_step=self._stepper.steps)  # what came before is not here
+        else:
+            self._writer = resume.reopened(folder, int(state["attempt"]), self._writer)
+            self._restart(self._stepper.layout)
+            self._live.rejoin(home_of(folder), self._stepper.steps)
+        self._say(f"resumed at step {self._stepper.steps:,}{f': {apart}' if apart else f', recording to {self.dir}'}")
 
     def plan(self) -> str:
         """What happens on each step, in words: which way each optimizer's gradients are scaled, and why."""
@@ -304,16 +314,6 @@ class Watch:
         self._courier.restart_if_killed(self.dir)
         if not self._url_said and self._courier.process is not None:
             self._say_url(read_cursor(self.dir))
-
-    def _rejoin(self, folder: Path, attempt: int) -> None:
-        """Record into the folder of the run that is resumed, as a new attempt."""
-        if not folder.is_dir() or folder == self.dir.resolve() or isinstance(self._writer, NullWriter):
-            self._writer.update(first_step=self._stepper.steps)  # what came before is not here
-            return
-        self._writer = resume.reopened(folder, attempt, self._writer)
-        self._restart(self._stepper.layout)
-        self._live.rejoin(home_of(folder), self._stepper.steps)
-        self._say(f"resumed at step {self._stepper.steps:,}, recording to {folder}")
 
     def _close_at_exit(self) -> None:
         self.close(status_of(None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)))

@@ -5,6 +5,7 @@ import json
 import math
 import pickle
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -526,14 +527,45 @@ def test_resuming_goes_on_as_if_nothing_happened(policy, tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted([whole.name, "checkpoint.pt"])
 
 
-def test_state_of_another_policy_is_refused(pair, tmp_path):
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"clip": "ZClip()"}, "clip=ZClip("),
+        ({}, "clip=None in the place of AutoClip(50"),
+        ({"clip": "AutoClip(50)", "renorm": "MaxNorm(1)"}, "renorm=MaxNorm(1"),
+        ({"clip": "AutoClip(50)", "lr_scale": 0.5}, "other factors of the learning rates"),
+    ],
+)
+def test_what_goes_on_with_other_settings_is_a_run_of_its_own(pair, tmp_path, capsys, options, said):
     model, optimizer = pair
-    state = watch(model, optimizer, tmp_path, clip="AutoClip(50)").state_dict()
-    with watch(model, optimizer, tmp_path, clip="ZClip()") as other, pytest.raises(WatchError, match="other policy"):
-        other.load_state_dict(state)
-    bound = {"clip": "AutoClip(50)", "renorm": "MaxNorm(1)"}
-    with watch(model, optimizer, tmp_path, **bound) as other, pytest.raises(WatchError, match="other constraint"):
-        other.load_state_dict(state)
+    with watch(model, optimizer, tmp_path, clip="AutoClip(50)") as before:
+        train(model, optimizer, 6)
+        state = before.state_dict()
+    capsys.readouterr()
+    with watch(model, optimizer, tmp_path, verbose=True, **options) as after:
+        after.load_state_dict(state)
+        train(model, optimizer, 4)
+    shown = capsys.readouterr().err
+    assert f"resumed at step 6: a run of its own, with {said}" in shown
+    assert f"are in {before.dir}" in shown
+    assert f"4 steps recorded in {after.dir}" in shown
+    assert open_history(before.dir).step.tolist() == list(range(6))
+    assert open_history(after.dir).step.tolist() == list(range(6, 10))
+    assert str(open_history(after.dir).run.clip or "").split("(")[0] == options.get("clip", "").split("(")[0]
+
+
+def test_a_run_whose_folder_is_gone_is_resumed_as_one_of_its_own(pair, tmp_path, capsys):
+    model, optimizer = pair
+    with watch(model, optimizer, tmp_path) as before:
+        train(model, optimizer, 6)
+        state = before.state_dict()
+    with watch(model, optimizer, tmp_path, verbose=True) as after:
+        shutil.rmtree(before.dir)
+        after.load_state_dict(state)
+        train(model, optimizer, 4)
+    shown = capsys.readouterr().err
+    assert f"{before.dir}, where the steps before were recorded, is not there" in shown
+    assert f"4 steps recorded in {after.dir}" in shown
 
 
 def test_a_watched_model_and_optimizer_can_be_copied_and_pickled(pair, tmp_path):
