@@ -45,6 +45,17 @@ def record(stepper: Stepper, step: Step, clipped: Clipped | None) -> None:
         stepper.gradient_writes.note(step.optimizers[0])
 
 
+def look_back(stepper: Stepper, step: Step) -> None:
+    """At what the loop has done to the gradients of this step, before a policy writes to them: its clips, for one."""
+    if stepper.inside.loss_targets.is_open:
+        stepper.inside.loss_targets.stepping()
+    if stepper.loop_clips.last:  # it has clipped before
+        with stepper.weights.looking.at("the loop's own clips"):
+            clipped_for = stepper.optimizers if stepper.together else step.optimizers
+            scaled = step.scaler is not None
+            step.clips = stepper.loop_clips.take(clipped_for, stepper.layout.params, under_scaler=scaled)
+
+
 @untraced
 @without_autograd
 def record_late(stepper: Stepper, step: Step, clip: Clip) -> None:
@@ -56,17 +67,11 @@ def record_late(stepper: Stepper, step: Step, clip: Clip) -> None:
 
 
 def _looked_up(stepper: Stepper, step: Step) -> tuple[Now, dict[str, Any]]:
-    """The optimizers' settings, and the scalars that are known of the step; its `clips` are taken over."""
+    """The optimizers' settings, and the scalars that are known of the step."""
     looking, now = stepper.weights.looking, UNKNOWN
     with looking.at("lr"):
         now = stepper.settings.now(step.rate)
-    values: dict[str, Any] = {**now.tensors}
-    if stepper.loop_clips.last:  # it has clipped before
-        with looking.at("the loop's own clips"):
-            clipped_for = stepper.optimizers if stepper.together else step.optimizers
-            scaled = step.scaler is not None
-            step.clips = stepper.loop_clips.take(clipped_for, stepper.layout.params, under_scaler=scaled)
-            values.update(step.clips.values)
+    values: dict[str, Any] = {**now.tensors, **step.clips.values}
     scale = None if step.scaler is None else step.scaler._scale  # get_scale() would wait for the device
     if scale is not None:
         values["loss_scale"] = scale

@@ -21,7 +21,7 @@ from gradwatch.recording.hooks import Closure, Hooks, refuse_capture, untraced
 from gradwatch.recording.inside import Inside
 from gradwatch.recording.layers import held
 from gradwatch.recording.learning_rate import RateScale
-from gradwatch.recording.lookup import record, record_late
+from gradwatch.recording.lookup import look_back, record, record_late
 from gradwatch.recording.loop_clips import Clip, LoopClips
 from gradwatch.recording.optimizer_settings import GroupSettings
 from gradwatch.recording.recorder import Recorder
@@ -203,6 +203,7 @@ class Stepper:
         step = self._open(optimizer, scaler, inside=False)
         step.running = optimizer
         if optimizer is step.optimizers[0]:
+            look_back(self, step)
             record(self, step, self.clipper.dropped(step, optimizer, not self.together))
             step.is_lost = True
         step.running = None
@@ -263,8 +264,8 @@ class Stepper:
         After a leader that was dropped, each of the others is clipped by its own gradients.
         """
         alone = step.is_lost or step.inside or not self.together
-        if is_first and self.inside.loss_targets.is_open:
-            self.inside.loss_targets.stepping()
+        if is_first:
+            look_back(self, step)
         clipped = self._clip(step, optimizer, alone, is_first)
         if clipped is not None and clipped.unscaled:
             step.is_unscaled = not alone

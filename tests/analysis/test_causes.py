@@ -23,7 +23,7 @@ from gradwatch.analysis.rules.nonfinite import nonfinite
 from gradwatch.analysis.rules.outputs import softmax_twice
 from gradwatch.analysis.rules.spikes import spike
 from gradwatch.analysis.rules.unchanged import weights_unchanged
-from gradwatch.analysis.rules.updates import update_too_small
+from gradwatch.analysis.rules.updates import _of_small_steps, update_too_small
 from gradwatch.analysis.rules.weight_growth import weight_growth
 from gradwatch.table import Table
 
@@ -788,8 +788,23 @@ def test_beside_muon_a_clip_is_the_rate_of_the_optimizer_whose_steps_it_shortens
         assert "with SGD at lr=" in found.cure
         assert not any("lr-scale" in each for each in found.tries)  # which would change Muon's rate, too
     (found,) = clip_is_your_learning_rate(replace(history, run=replace(history.run, clip="ClipByGlobalNorm(0.1)")))
-    assert "the real learning rate is" in found.cause
+    assert "the real learning rates are 0.1 times what each param group has" in found.cause
     assert any("lr-scale" in each for each in found.tries)
+
+
+def test_a_clip_of_some_layers_alone_is_no_learning_rate_of_the_others():
+    columns = {"user_max_norm": 0.1, "user_grad_norm": 1.0, "user_clip_coef": 0.1, "lr": 0.3}
+    for share, said in ((1.0, "the real learning rate is 0.03, not 0.3"), (0.5, "a part of the layers is clipped")):
+        history = run(**{name: np.full(STEPS, value) for name, value in (columns | {"user_clip_share": share}).items()})
+        (found,) = clip_is_your_learning_rate(history)
+        assert said in found.cause
+        assert ("with lr=" in found.cure) == (share == 1)
+
+
+@pytest.mark.parametrize(("ratio", "tried"), [(1e-2, ["--lr-scale 4"]), (1e-4, ["--lr-scale 400", "--lr-scale 40"])])
+def test_a_rate_that_is_tried_is_a_higher_one(ratio, tried):
+    history = run("SGD", ratio=ratio, lr=np.full(STEPS, 0.01))
+    assert list(_of_small_steps(history, ratio, 0.01).tries) == tried
 
 
 def test_steps_that_are_too_small_are_those_of_numbers_too_where_they_are_all_there_is():

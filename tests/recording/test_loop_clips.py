@@ -37,11 +37,13 @@ CLIPS = {
 }
 
 
+@pytest.mark.parametrize("clip", [None, "ClipByGlobalNorm(0.01)", "ClipByValue(0.001)", "SkipNonfinite()"])
 @pytest.mark.parametrize("form", CLIPS)
-def test_the_norm_before_and_what_was_left_of_it_are_those_that_the_loop_saw(form, tmp_path):
+def test_the_norm_before_and_what_was_left_of_it_are_those_that_the_loop_saw(form, clip, tmp_path):
+    """Whatever a policy writes to the gradients afterwards."""
     model, saw = mlp(), []
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with watch(model, optimizer, tmp_path) as handle:
+    with watch(model, optimizer, tmp_path, clip=clip) as handle:
         for i, (x, y) in enumerate(batches(30)):
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(x), y).backward()

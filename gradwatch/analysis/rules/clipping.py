@@ -24,7 +24,7 @@ from gradwatch.analysis.rules.once import once
 from gradwatch.analysis.rules.owners import rate_by_scale
 from gradwatch.analysis.rules.progress import succeeds
 from gradwatch.analysis.rules.step_length import rate_without
-from gradwatch.analysis.rules.tries import clip_with, rate_times
+from gradwatch.analysis.rules.tries import clip_with, new_rate, rate_times, rates_differ
 from gradwatch.formatting import loop_clips, percent, setting_text
 from gradwatch.history import Bools, Floats, History
 from gradwatch.policies.grammar import members
@@ -169,16 +169,17 @@ def clip_is_your_learning_rate(
     layers = () if (layer_share[~np.isnan(layer_share)] > often).all() else pick(history, layer_share > often)
     cause = f"{threshold[0].upper()}{threshold[1:]} changed {percent(share)} of the steps and made a typical one "
     cause += f"{smaller:.3g} times smaller: "
-    cause += (
-        f"{optimizer_kind(history)} takes the scale out of the gradients again, so nothing needs to change."
-        if adaptive
-        else f"the real learning rate{kind and f' of {kind}'} is {setting_text(rate * typical)}, not {rate:g}."
-    )
+    cause += _real_rate(history, typical, kind, rate)
     own = "loop's own" in threshold
     cure = f'As a guard that fires on 1 % of the steps it would be clip="{GUARD}"'
     cure += ", in place of the loop's own clip (gradwatch run --script-clip replace)" if own else ""
     factor, steps = rate_without(history, typical)
-    cure += "." if adaptive else f"; with {kind and f'{kind} at '}lr={setting_text(rate * factor)} the steps {steps}."
+    if adaptive or _clips_a_part(history):
+        cure += "."
+    elif not kind and rates_differ(history):
+        cure += f"; at {new_rate(history, factor)} the steps {steps}."
+    else:
+        cure += f"; with {kind and f'{kind} at '}lr={setting_text(rate * factor)} the steps {steps}."
     cure += _TERMS if not adaptive and smaller >= harmless else ""
     alone = adaptive or kind  # every rate would be changed
     tries = (clip_with(GUARD),) if alone else (f"{clip_with(GUARD)} {rate_times(factor)}", clip_with(GUARD))
@@ -195,6 +196,22 @@ def clip_is_your_learning_rate(
             tries=() if own else tries,  # the loop's own clip stays on an unchanged script
         )
     ]
+
+
+def _real_rate(history: History, typical: float, kind: str, rate: float) -> str:
+    """What a clip that leaves `typical` of most steps makes of the learning rate, `rate` for the optimizers `kind`."""
+    if is_adaptive(history):
+        return f"{optimizer_kind(history)} takes the scale out of the gradients again, so nothing needs to change."
+    if _clips_a_part(history):
+        return "a part of the layers is clipped, whose steps are shorter than the learning rate says; others' are not."
+    if not kind and rates_differ(history):
+        return f"the real learning rates are {new_rate(history, typical)}."
+    return f"the real learning rate{kind and f' of {kind}'} is {setting_text(rate * typical)}, not {rate:g}."
+
+
+def _clips_a_part(history: History) -> bool:
+    """Whether the loop's own clip is of some layers alone, by its share of those that have a gradient."""
+    return bool((history.total("user_clip_share") < 1).any())
 
 
 _TERMS = (

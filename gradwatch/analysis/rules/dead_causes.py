@@ -18,7 +18,6 @@ from gradwatch.analysis.rules.facts import (
     is_adaptive,
     matrices,
     pick,
-    set_rate,
     to_usual,
 )
 from gradwatch.analysis.rules.far_beginning import begins_far
@@ -27,8 +26,7 @@ from gradwatch.analysis.rules.loss_graph import given_data, graph_rows, shape_in
 from gradwatch.analysis.rules.losses import has_rivals
 from gradwatch.analysis.rules.sampled_losses import sampled
 from gradwatch.analysis.rules.step_length import first_ratio
-from gradwatch.analysis.rules.tries import rate_times, warm_up
-from gradwatch.formatting import setting_text
+from gradwatch.analysis.rules.tries import new_rate, rate_times, warm_up
 from gradwatch.history import Bools, History
 
 
@@ -95,7 +93,7 @@ def _thrown(history: History) -> Why:
             "take its loss of logits (binary_cross_entropy_with_logits); a lower rate for both leaves it ahead.",
             {},
         )
-    cure = f"Lower the learning rate to about {setting_text(set_rate(history) * times)} or warm it up; an activation "
+    cure = f"Lower the learning rate to {new_rate(history, times)} or warm it up; an activation "
     cure += "that leaks (LeakyReLU, GELU) can come back."
     cause, cure = begins_far(history, cause, cure) or (cause, cure)
     numbers: dict[str, float | str] = {} if np.isnan(first) else {"first_update_ratio": first}

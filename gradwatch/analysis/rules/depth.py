@@ -19,11 +19,11 @@ from gradwatch.analysis.rules.facts import (
     middle,
     numel,
     optimizer_kind,
-    set_rate,
     to_usual,
 )
 from gradwatch.analysis.rules.finding import Finding, Severity
 from gradwatch.analysis.rules.once import once
+from gradwatch.analysis.rules.tries import new_rate
 from gradwatch.formatting import setting_text
 from gradwatch.history import Bools, Floats, History
 from gradwatch.policies import AutoClip, ClipByGlobalNorm, ZClip
@@ -152,8 +152,8 @@ def _rate_of_the_others(history: History, leader: int, shared: bool) -> str:
     moves = middle(ratio[:, others]) / (middle(history.total("clip_coef")) if shared else 1)
     if is_adaptive(history) or not 0 < moves < USUAL_RATIO[False] / 10:
         return ""
-    rate = set_rate(history) * to_usual(history, moves)
-    return f" and raise the learning rate, which had to fit it: with lr={setting_text(rate)} the others step as usual"
+    higher = new_rate(history, to_usual(history, moves))
+    return f" and raise the learning rate, which had to fit it: at {higher} the others step as usual"
 
 
 def longest(mask: Bools) -> tuple[int, int]:

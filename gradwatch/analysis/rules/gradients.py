@@ -24,7 +24,6 @@ from gradwatch.analysis.rules.facts import (
     middle,
     optimizer_kind,
     pick,
-    set_rate,
 )
 from gradwatch.analysis.rules.far_beginning import begins_far, begins_small
 from gradwatch.analysis.rules.finding import Finding, Why, either
@@ -40,10 +39,10 @@ from gradwatch.analysis.rules.nonfinite import growth_before
 from gradwatch.analysis.rules.once import once
 from gradwatch.analysis.rules.schedule import goes_astray, raised_before
 from gradwatch.analysis.rules.step_length import first_ratio, lengthened, lowered
-from gradwatch.analysis.rules.tries import A_THIRD, LOWER, clip_with, rate_times, warm_up
+from gradwatch.analysis.rules.tries import A_THIRD, LOWER, clip_with, new_rate, rate_times, warm_up
 from gradwatch.analysis.rules.updates import far_targets
 from gradwatch.analysis.rules.vanishing_causes import remedies
-from gradwatch.formatting import percent, setting_text
+from gradwatch.formatting import percent
 from gradwatch.history import Bools, History
 
 
@@ -178,7 +177,7 @@ def _over_steps(history: History, row: int, large: float = 1e4) -> Why:
             causes = ()
             cause = f"{_TOO_LARGE}: the first ones change the weights by {percent(first)} of their size already; under "
             cause += f"{kind} {percent(USUAL_RATIO[True])} is usual."
-            to = f" to about {setting_text(set_rate(history) * times)}"
+            to = f" to {new_rate(history, times)}"
         cure = f"Lower the learning rate{to}, or warm it up: {kind} takes steps of the same size whatever the scale of "
         cure += "the gradient, so that a clip helps against one bad batch only."
         tries: tuple[str, ...] = (rate_times(times), later)

@@ -45,8 +45,7 @@ from gradwatch.analysis.rules.progress import progress, succeeds
 from gradwatch.analysis.rules.sampled_losses import own_targets_move
 from gradwatch.analysis.rules.schedule import goes_astray, raised_at, raised_before
 from gradwatch.analysis.rules.step_length import betas_turned, first_ratio, lengthened, lowered
-from gradwatch.analysis.rules.tries import LOWER, clip_with, rate_times, warm_up
-from gradwatch.formatting import setting_text
+from gradwatch.analysis.rules.tries import LOWER, clip_with, new_rate, rate_times, warm_up
 from gradwatch.history import Bools, Floats, History
 
 Rows = NDArray[np.intp]
@@ -249,7 +248,7 @@ def _shorter(history: History, rate: float) -> tuple[str, tuple[str, ...]]:
     """
     learns = any(p.ended < p.first / 2 for p in progress(history) if p.is_loss)
     times = 0.3 if learns else lowered(history)
-    to = "tenfold" if np.isnan(rate) else f"to about {setting_text(rate * times)}"
+    to = "tenfold" if np.isnan(rate) else f"to {new_rate(history, times)}"
     scale, bound, later = rate_times(times), clip_with(GUARD), warm_up(history)
     if not is_adaptive(history):
         cure = f'Lower the learning rate {to}, and bound the steps: clip="{GUARD}".'

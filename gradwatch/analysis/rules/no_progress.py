@@ -34,10 +34,10 @@ from gradwatch.analysis.rules.progress import Progress, can_be_judged, progress,
 from gradwatch.analysis.rules.sampled_losses import is_explained
 from gradwatch.analysis.rules.schedule import ran_out
 from gradwatch.analysis.rules.standstill import at_chance, equal_odds, stands
-from gradwatch.analysis.rules.tries import LOWER, rate_times
+from gradwatch.analysis.rules.tries import LOWER, new_rate, rate_times
 from gradwatch.analysis.rules.unchanged import TAKEN_BACK
 from gradwatch.analysis.rules.updates import weak_gradients
-from gradwatch.formatting import percent, setting_text
+from gradwatch.formatting import percent
 from gradwatch.history import History
 from gradwatch.storage.logged_names import HELD_OUT
 
@@ -202,12 +202,12 @@ def _why(history: History, shown: Progress) -> Why:
         times = to_usual(history, max(moves, 1e-12))
         weak = None if begins_at else weak_gradients(history, moves, rate * times)
         return weak or Why(
-            f"No layer changes by more than {moves:.1e} of its size in a step; under {optimizer_kind(history)} "
-            f"{USUAL_RATIO[kind]:g} is usual."
+            f"A usual step changes no weight matrix by more than {moves:.1e} of its size; under "
+            f"{optimizer_kind(history)} {USUAL_RATIO[kind]:g} is usual."
             + (f" Its sum of squares begins at {begins_at:g}, far above all gradients." if begins_at else ""),
             "Begin that sum at 0: initial_accumulator_value=0."
             if begins_at
-            else f"Raise the learning rate to about {setting_text(rate * times)}.",
+            else f"Raise the learning rate to {new_rate(history, times)}.",
             numbers | {"lr": rate},
             () if begins_at else (rate_times(times),),
         )
@@ -216,7 +216,7 @@ def _why(history: History, shown: Progress) -> Why:
         return Why(
             f"Each step changes the weights by {percent(moves)} of their size; under {optimizer_kind(history)} "
             f"{percent(USUAL_RATIO[kind])} is usual: they are too long to get anywhere.",
-            f"Lower the learning rate to about {setting_text(set_rate(history) * times)}.",
+            f"Lower the learning rate to {new_rate(history, times)}.",
             numbers | {"lr": set_rate(history)},
             (rate_times(times),),
         )

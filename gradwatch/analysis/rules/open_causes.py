@@ -13,8 +13,8 @@ from gradwatch.analysis.rules.facts import matrices, measured, root_mean_square,
 from gradwatch.analysis.rules.finding import Why, either
 from gradwatch.analysis.rules.progress import Progress
 from gradwatch.analysis.rules.sampled_losses import inside
-from gradwatch.analysis.rules.tries import rate_times
-from gradwatch.formatting import quantity_text, setting_text
+from gradwatch.analysis.rules.tries import new_rate, rate_times
+from gradwatch.formatting import quantity_text
 from gradwatch.history import History
 
 _OUT_OF_REACH = (
@@ -44,14 +44,14 @@ def out_of_reach(history: History, loss: Progress, share: float = 0.02, part: fl
     won = reach(history)
     if not 0 < won < share * abs(loss.first):
         return None
-    rate, times = set_rate(history), 10.0 ** max(1, round(math.log10(part * abs(loss.first) / won)))
-    higher = f"{times:g} times, to about {setting_text(rate * times)}"
+    times = 10.0 ** max(1, round(math.log10(part * abs(loss.first) / won)))
     return Why(
         f"All steps of the run together could lower it by no more than {quantity_text(won)} of {loss.first:.4g}, even "
         f"if each led straight downhill (gradient times step, summed). {either(_OUT_OF_REACH)}",
-        f"Raise the learning rate {higher}; if that throws the loss up, to a tenth of it. If it stays where it is, "
-        "take the gradient of each term of the loss by itself: one that has none is cut off, or flat.",
-        {"reach": won, "lr": rate},
+        f"Raise the learning rate to {new_rate(history, times)}; if that throws the loss up, to a tenth of it. If it "
+        "stays where it is, take the gradient of each term of the loss by itself: one that has none is cut off, or "
+        "flat.",
+        {"reach": won, "lr": set_rate(history)},
         (rate_times(times), rate_times(times / 10)),
         _OUT_OF_REACH,
     )

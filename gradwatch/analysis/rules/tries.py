@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shlex
 
+from gradwatch.analysis.rules.facts import rates, set_rate
+from gradwatch.formatting import setting_text
 from gradwatch.history import History
 
 LOWER, A_THIRD = "--lr-scale 0.1", "--lr-scale 0.3"
@@ -24,6 +26,19 @@ def renorm_with(text: str) -> str:
 def rate_times(factor: float) -> str:
     """The learning rate times `factor`, to one digit."""
     return f"--lr-scale {float(f'{factor:.1g}'):g}"
+
+
+def new_rate(history: History, times: float) -> str:
+    """In words the learning rate `times` as high as was set; where those of param groups differ, it is one for none."""
+    if rates_differ(history):
+        return f"{setting_text(times)} times what each param group has"
+    return f"about {setting_text(set_rate(history) * times)}"
+
+
+def rates_differ(history: History) -> bool:
+    """Whether the learning rates that were set for the param groups are not one and the same."""
+    first, *others = (set_rate(history, group) for group in range(rates(history).shape[1]))
+    return any(other != first for other in others)
 
 
 def warm_up(history: History) -> str:

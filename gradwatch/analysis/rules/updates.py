@@ -35,7 +35,7 @@ from gradwatch.analysis.rules.progress import creeps, hardly_moves, progress
 from gradwatch.analysis.rules.sampled_losses import explains_less
 from gradwatch.analysis.rules.schedule import ran_out
 from gradwatch.analysis.rules.step_length import first_ratio, lengthened
-from gradwatch.analysis.rules.tries import LOWER, rate_times, warm_up
+from gradwatch.analysis.rules.tries import LOWER, new_rate, rate_times, warm_up
 from gradwatch.formatting import percent, setting_text
 from gradwatch.history import Bools, Floats, History
 
@@ -70,7 +70,7 @@ def update_too_large(
     largest = max(float(np.nanmedian(ratio[a : b + 1, i])) for i, found in spells.items() for a, b in found)
     rate = set_rate(history)
     longer = lengthened(history)
-    lower = setting_text(float(f"{rate * USUAL_RATIO[kind] / largest:.0e}"))
+    lower = new_rate(history, to_usual(history, largest))
     return [
         Finding(
             "update-too-large",
@@ -82,7 +82,7 @@ def update_too_large(
             f"Each step changes these weights by {percent(largest)} of their size; under {optimizer_kind(history)} "
             f"{percent(USUAL_RATIO[kind])} is usual." + longer.cause,
             longer.around(
-                f"Lower the learning rate to about {lower}, or warm it up over the first few hundred steps"
+                f"Lower the learning rate to {lower}, or warm it up over the first few hundred steps"
                 + (
                     ": the size of a step does not depend on the size of the gradient here, so clipping does not help."
                     if kind
@@ -140,8 +140,8 @@ def weak_gradients(
     else:
         return None
     return Why(
-        f"No layer changes by more than {moves:.1e} of its size in a step, and not for the learning rate: {reason}. "
-        "The gradients are what is small.",
+        f"A usual step changes no weight matrix by more than {moves:.1e} of its size, and not for the learning rate: "
+        f"{reason}. The gradients are what is small.",
         "Look at what stands between the weights and the loss: an output that is saturated (a sigmoid or a softmax far "
         "out, by its bias or its scale), a temperature, a factor of the loss. A higher rate would throw the weights "
         "out as soon as the gradients come back.",
@@ -157,9 +157,9 @@ def _thrown(history: History, moves: float, leap: float = 1.5, soon: int = 10) -
     if not first > USUAL_RATIO[kind] or not middle(rate) > rate[0] / 2 or not losses or not all(leapt):
         return None
     return Why(
-        f"The first step changed the weights by {percent(first)} of their size, and the loss leapt; since then no "
-        f"layer changes by more than {moves:.1e} of its size in a step. The gradients have gone, not the rate: the "
-        "first steps threw the units to where they are dead or saturated.",
+        f"The first step changed the weights by {percent(first)} of their size, and the loss leapt; since then a usual "
+        f"one changes no weight matrix by more than {moves:.1e} of its size. The gradients have gone, not the rate: "
+        "the first steps threw the units to where they are dead or saturated.",
         "Lower the learning rate tenfold or warm it up. Look at the size of what comes in as well: inputs of unit size "
         "make no such first step.",
         {"first_update_ratio": first},
@@ -249,20 +249,18 @@ def _of_small_steps(history: History, found: float, rate: float) -> Why:
     weak = weak_gradients(history, found, rate * factor)
     if weak:
         return weak
-    cause = f"No layer changes by more than {found:.1e} of its size in a step; under {optimizer_kind(history)} "
-    cause += f"{USUAL_RATIO[is_adaptive(history)]:g} is usual."
+    cause = f"A usual step changes no weight matrix by more than {found:.1e} of its size; under "
+    cause += f"{optimizer_kind(history)} {USUAL_RATIO[is_adaptive(history)]:g} is usual."
     if rate * factor > _HIGHEST and not is_adaptive(history):
         cure = (
             f"Set momentum=0.9, which makes steps ten times as long, and lr={setting_text(rate * factor / 10)}: with "
         )
         return Why(cause, cure + "both the steps are usual ones.", {}, (rate_times(factor / 10),))
-    return Why(
-        cause,
-        f"Raise the learning rate by decades: {setting_text(rate * factor)} would give usual steps; try "
-        f"{setting_text(rate * factor / 10)}.",
-        {},
-        (rate_times(factor), rate_times(factor / 10)),
-    )
+    if factor <= 10:
+        cure = f"Raise the learning rate to {new_rate(history, factor)}, which would give usual steps."
+        return Why(cause, cure, {}, (rate_times(factor),))
+    cure = f"Raise the learning rate by decades: {new_rate(history, factor)} would give usual steps; try "
+    return Why(cause, f"{cure}{new_rate(history, factor / 10)}.", {}, (rate_times(factor), rate_times(factor / 10)))
 
 
 def _held_back(
