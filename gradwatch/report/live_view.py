@@ -123,7 +123,7 @@ def _logged(history: History, name: str) -> Curve:
     said = f"{last}, from {quantity_text(float(known[0]))}" if len(known) else last
     lost = lost_since(history)
     if lost is not None and not np.isfinite(values[history.step >= lost]).any():
-        said = f"inf or NaN since step {lost:,}; {last} before" if len(known) else f"inf or NaN since step {lost:,}"
+        said = f"inf or NaN (gradients since step {lost:,})" + (f"; {last} before" if len(known) else "")
     return Curve(name, values, said)
 
 

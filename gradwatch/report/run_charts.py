@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from gradwatch.analysis.clips import as_one, clips_itself
-from gradwatch.analysis.final_values import final, nonfinite_rows
+from gradwatch.analysis.final_values import final, nonfinite_rows, told
 from gradwatch.analysis.noise_scale import estimates, noise_scale, trailing
 from gradwatch.analysis.rules.facts import limits_of
 from gradwatch.formatting import percent, quantity_text
@@ -260,11 +260,18 @@ def _logged_chart(history: History, name: str) -> Chart:
     bad = history.step[np.isinf(values)]
     if len(bad):
         traces.append(marks(bad, "infinite", BAD))
-    ended = final(history, name)  # as the head of the page has it
-    ended = ended if np.isfinite(ended) else finite[-1]
-    title = f"{name}: {quantity_text(finite[0])} at first, {quantity_text(ended)} at the end"
+    title = f"{name}: {quantity_text(finite[0])} at first, {_ended(history, name, finite[-1])}"
     drawn = figure(traces, name, span if span > 1.7 else 0, legend=len(traces) > 1)
     return Chart(title, drawn, 260, _thinned(len(finite)))
+
+
+def _ended(history: History, name: str, last: float) -> str:
+    """What a logged scalar came to, as the head of the page has it; a learning rate is the `last` one that was set."""
+    ended = last if name == "lr" else final(history, name)
+    if np.isfinite(ended):
+        return f"{quantity_text(ended)} at the end"
+    is_last = np.isfinite(told(history, name)[-1])  # the run was lost after it
+    return f"{quantity_text(last)} when it was last logged" if is_last else "inf or NaN at the end"
 
 
 def _thinned(points: int) -> str:

@@ -194,7 +194,7 @@ def rewinds_text(rewinds: Sequence[Rewound]) -> str:
 
 def _final(run: RunSummary, value: float) -> str:
     lost = math.isnan(value) and run.lost_since is not None
-    return f"inf or NaN since step {run.lost_since:,}" if lost else quantity_text(value)
+    return f"inf or NaN (gradients since step {run.lost_since:,})" if lost else quantity_text(value)
 
 
 def _rates(run: RunSummary) -> str:

@@ -135,7 +135,7 @@ def test_a_run_that_ended_in_nan_has_no_final_value():
     assert final(sick, "val_accuracy") == 0.1  # measured afterwards, so it is what the run came to
     (summary,) = build_report([sick]).runs
     assert summary.lost_since == 52
-    assert dict(facts(summary))["final loss"] == "inf or NaN since step 52"
+    assert dict(facts(summary))["final loss"] == "inf or NaN (gradients since step 52)"
 
 
 @pytest.mark.parametrize(("last", "lost"), [(3, None), (10, None), (11, 189)])

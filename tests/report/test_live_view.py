@@ -79,7 +79,7 @@ def test_a_loss_that_is_lost_is_not_shown_as_its_last_number():
     lost = np.where(np.arange(100) >= 80, 7.0, 0.0)
     history = changed(history, per_step={**history.per_step, "loss": loss, "grad_norm": norm, "nonfinite": lost})
     said = {curve.name: curve.said for curve in curves(history)}
-    assert said["loss"].startswith("inf or NaN since step 80; ")
+    assert said["loss"].startswith("inf or NaN (gradients since step 80); ")
     assert said["total norm"].startswith("inf or NaN")
 
 

@@ -25,7 +25,7 @@ from gradwatch.report.downsample import GRID, bucket_mean, heatmap, thin
 from gradwatch.report.heatmaps import heatmap_charts, heatmap_grid
 from gradwatch.report.model import changed, summarize
 from gradwatch.report.plotly_figures import PALETTE, short
-from gradwatch.report.run_charts import noise_charts, norm_chart, update_charts
+from gradwatch.report.run_charts import logged_charts, noise_charts, norm_chart, update_charts
 from gradwatch.report.terminal import show_run
 from gradwatch.report.text import render_csv, render_json, render_markdown
 from gradwatch.report.wording import facts
@@ -286,6 +286,20 @@ def test_the_mean_over_seeds_ends_where_a_seed_has_no_value():
     (mean,) = [trace for trace in chart["data"] if "mean of 2" in trace["name"]]
     np.testing.assert_allclose(unpack(mean["y"]), 0.3, rtol=1e-6)
     assert unpack(mean["x"]).max() == 19
+
+
+def test_the_title_of_what_was_logged_says_how_it_ended():
+    history = make_history(steps=100, logged=("loss", "val_acc"))
+    history.total("loss")[:] = np.where(np.arange(100) < 60, 2.0, np.nan)
+    history.per_step["nonfinite"][59:] = 1
+    history.per_step["was_nan/loss"] = np.where(np.arange(100) < 60, np.nan, 1.0)
+    history.total("val_acc")[:] = np.nan
+    history.total("val_acc")[[10, 50]] = 0.5, 0.75
+    history.per_step["lr"] = np.linspace(1.0, 0.0, 100)
+    made = {chart.title for chart in logged_charts(history, [])[0]}
+    assert {t for t in made if t.startswith("loss")} == {"loss: 2 at first, inf or NaN at the end"}
+    assert {t for t in made if t.startswith("val_acc")} == {"val_acc: 0.5 at first, 0.75 when it was last logged"}
+    assert {t for t in made if t.startswith("lr")} == {"lr: 1 at first, 0 at the end"}
 
 
 def test_nothing_to_report_is_an_error():
