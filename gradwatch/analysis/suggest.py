@@ -26,6 +26,7 @@ from gradwatch.analysis.rules.guard import (
 from gradwatch.analysis.whatif import SIMULATED, Z_SCORES, zclip
 from gradwatch.formatting import loop_clips, percent, setting_text
 from gradwatch.history import History
+from gradwatch.policies import SkipSpike
 
 RARE = 0.03  # share of steps that a guard against spikes may change
 # Diseases that a clip cures or eases. Everything else needs its own cure, and a clip would hide it.
@@ -59,7 +60,9 @@ def suggest(history: History, findings: Sequence[Finding]) -> tuple[Suggestion, 
 
 def _counts(finding: Finding) -> bool:
     """A note counts only where it speaks of the threshold, or of the norms that one would be taken from."""
-    return finding.severity != "note" or finding.rule in {"clip-inert", "clip-over-muon"} | WRONG_NORMS
+    return (
+        finding.severity != "note" or finding.rule in {"clip-inert", "clip-over-muon", "clip-after-step"} | WRONG_NORMS
+    )
 
 
 def _suggest(history: History, roots: list[Finding]) -> tuple[str, tuple[str, ...]]:
@@ -75,8 +78,8 @@ def _suggest(history: History, roots: list[Finding]) -> tuple[str, tuple[str, ..
         why = f"{optimizer_kind(history)} divides by the gradient's own scale: a clip does not make its steps smaller."
         return "", (why, "Instead: lower the learning rate, or warm it up over the first few hundred steps.")
     if not rules and (history.run.clip or loop_clips(history.per_step)):
-        return "", (f"Keep {history.run.clip or loop_clips(history.per_step)}: this run shows nothing that another "
-                    "threshold would mend.",)  # fmt: skip
+        return "", (f"Keep {history.run.clip or loop_clips(history.per_step)}: no error and no warning asks for "
+                    "another.",)  # fmt: skip
     if rules == {"nonfinite"} and not len(healthy_norms(history, roots)):
         return "", (f"No step was finite: whatever is clipped or skipped, nothing is trained. First: {roots[0].cure}",)
     if rules == {"nonfinite"} and not seen & TOO_LARGE_STEPS and not _grew(history):
@@ -100,9 +103,11 @@ def _guard(history: History, roots: list[Finding]) -> tuple[str, tuple[str, ...]
     limit = limit_of(norms)
     if limit is None and not rules & TOO_LARGE_STEPS:
         few = f"Only {len(norms)} of {steps:,} steps were healthy, and {ENOUGH} are wanted to take a threshold from."
-        if "spike" in rules:
-            return "SkipSpike()", (few, "SkipSpike needs none: it leaves out a step far above those before it.")
-        return "", (few,)
+        if "spike" not in rules:
+            return "", (few,)
+        if all(root.first_step < SkipSpike().window // 2 for root in roots if root.rule == "spike"):
+            return "", (f"{few} SkipSpike needs none, but acts from step {SkipSpike().window // 2} on.",)
+        return "SkipSpike()", (few, "SkipSpike needs none: it leaves out a step far above those before it.")
     if limit is None:
         first = finite_norms(history)[:1]
         was = f" Its first norm was {first[0]:.3g}." if len(first) else ""
@@ -116,7 +121,12 @@ def _guard(history: History, roots: list[Finding]) -> tuple[str, tuple[str, ...]
         return f"ClipByGlobalNorm({setting_text(lower)})", (UNDER_OWN,)
     if "spike" in rules:
         rates = (zclip(finite_norms(history)[:SIMULATED], Z_SCORES) < 1).mean(axis=1)
-        place = int(np.argmax(rates <= RARE)) if (rates <= RARE).any() else len(rates) - 1
+        if not (rates <= RARE).any():
+            return "AdaGC()", (
+                f"There are so many spikes that ZClip would change {percent(float(rates[-1]))} of the steps even at "
+                f"{Z_SCORES[-1]:g} σ; AdaGC bounds each layer by its own past.",
+            )
+        place = int(np.argmax(rates <= RARE))
         return f"ZClip(z={Z_SCORES[place]})", (
             "The spikes stand out from calm norms. ZClip follows their mean and cuts what is "
             f"{Z_SCORES[place]:g} σ above it.",

@@ -356,6 +356,17 @@ def test_long_stretches_of_a_higher_loss_that_come_again_are_data_to_learn_and_n
     assert any("--clip" in text or "--skip" in text for text in found.tries) == asked
 
 
+@pytest.mark.parametrize(("size", "others"), [(1.0, False), (16.0, True)])
+def test_data_of_another_size_from_a_spike_on_are_no_odd_batch(size, others):
+    looked = np.where(AT % 10 == 0, np.where(AT > 110, size, 1.0), np.nan)
+    lost = 0.1 * FLAT + np.where(AT >= 110, 2.0, 0.0)
+    norm = np.where(AT == 110, 60.0, 1.0)
+    columns = {"in_loss/input_rms": looked, "in_loss/layer_of/input_rms": np.where(np.isnan(looked), np.nan, 0.0)}
+    (found,) = spike(run(loss=lost, grad_norm=norm, clipped_norm=norm, **columns))
+    assert ("is of another size from there on" in found.cure) == others
+    assert any("--clip" in text for text in found.tries) != others
+
+
 @pytest.mark.parametrize(("part", "said"), [("G", True), (None, False)])
 def test_of_rivals_no_lower_rate_for_both_is_advised_where_one_is_dead(part, said):
     history = without(LAYERS, 100)

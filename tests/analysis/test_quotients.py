@@ -164,7 +164,7 @@ def test_weights_that_outgrow_what_is_learnt_were_led_away_by_the_steps(times, l
 
 
 @pytest.mark.parametrize(
-    ("times", "words"), [(1.0, "while the gradients stayed usual"), (8.0, "times the usual: an odd batch")]
+    ("times", "words"), [(1.0, "while the gradients stayed usual"), (8.0, "times the usual. Either the batches")]
 )
 def test_what_the_gradient_was_in_a_step_whose_loss_alone_stands_out_is_said(times, words):
     hit = np.arange(STEPS) == 200

@@ -51,9 +51,30 @@ def run(optimizer="SGD", modules=None, part=None, layers=None, per_layer=None, s
 
 def test_a_loss_that_stands_next_to_chance_is_no_progress_and_one_that_falls_on_is_not():
     (found,) = no_progress(run(loss=0.87 * CHANCE + 0.13 * CHANCE * FALLS + 0.005 * NOISE))
-    assert found.cause.startswith("loss stands at 1.207 since the first half of the run")
+    assert found.cause.startswith("loss came to 1.207 and hardly any further")
     assert no_progress(run(loss=CHANCE * (1 - 0.2 * ROW / STEPS) + 0.005 * NOISE)) == []
     assert no_progress(run(loss=0.7 * CHANCE + 0.3 * CHANCE * FALLS + 0.005 * NOISE)) == []
+
+
+@pytest.mark.parametrize(
+    ("val_acc", "is_lost"),
+    [
+        ([0.5, 0.7, 0.8, 0.9, 0.95, 0.96, 0.02, 0.01, 0.01, 0.01], True),
+        ([0.5, 0.7, 0.8, 0.9, 0.95, 0.96, 0.02, 0.5, 0.9, 0.95], False),  # a batch, and over
+        ([0.5, 0.7, 0.9, 0.93, 0.94, 0.93, 0.9, 0.88, 0.86, 0.85], False),  # learnt by heart, little by little
+        ([0.5, 0.7, 0.4, 0.8, 0.5, 0.9, 0.5, 0.4, 0.5, 0.6], False),  # moves so from value to value
+        ([0.5, 0.7, 0.8, 0.9, 0.91, 0.92, 0.93, 0.94, 0.95, 0.96], False),
+    ],
+)
+def test_what_is_measured_on_other_data_and_lost_at_once_is_said_with_its_step(val_acc, is_lost):
+    """Whatever the training loss does, which learns the other data as well."""
+    logged = np.full(STEPS, np.nan)
+    logged[39::40] = val_acc
+    found = no_progress(run(loss=0.05 + 2 * FALLS, val_acc=logged))
+    assert bool(found) == is_lost
+    if is_lost:
+        assert (found[0].severity, found[0].first_step) == ("warning", 239)
+        assert "val_acc had come to 0.95 by step 239, and stands at 0.01 from step 279 on" in found[0].cause
 
 
 @pytest.mark.parametrize(("since", "back", "is_one"), [(330, 0.1, True), (370, 0.25, True), (370, 0.7, False)])

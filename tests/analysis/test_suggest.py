@@ -1,5 +1,7 @@
 """The suggested policy: it parses, comes from the healthy norms and helps; none is offered where clipping does not."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -108,6 +110,30 @@ def test_spikes_are_for_zclip():
     rates = (zclip(history.total("grad_norm"), [2.5, 3.0]) < 1).mean(axis=1)
     assert rates[0] > 0.03 >= rates[1]
     assert f"{percent(rates[1])} of all steps" in suggestion.reasons[1]
+
+
+def test_where_no_zclip_would_leave_most_steps_alone_it_is_each_layers_own_past():
+    history = under("Adam")
+    history.total("grad_norm")[:] = 1.0 + 0.01 * np.arange(200) % 0.05
+    history.total("grad_norm")[60:] *= 1.5 ** np.arange(140)
+    suggestion = one(history, finding("spike", severity="warning"))
+    assert suggestion.policy == "AdaGC()"
+
+
+def test_spikes_before_skip_spike_can_act_are_not_for_it():
+    history = under("SGD").slice(0, 40)
+    assert "acts from step 64 on" in one(history, finding("spike", 11)).reasons[0]
+    assert one(history, finding("spike", 70)).policy == "SkipSpike()"
+
+
+def test_what_follows_from_another_finding_ends_the_healthy_steps_too():
+    ran_off = replace(finding("negative-loss", 0), consequences=(finding("exploding", 120),))
+    assert len(healthy_norms(under("SGD"), [ran_off])) == 120
+
+
+def test_a_clip_that_came_too_late_is_not_kept():
+    suggestion = one(make_history(), replace(finding("clip-after-step"), severity="note"))
+    assert not any(reason.startswith("Keep") for reason in suggestion.reasons)
 
 
 def test_a_clip_that_is_the_learning_rate_gets_a_guard_and_the_rate_that_keeps_the_pace():

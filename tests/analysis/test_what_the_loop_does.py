@@ -38,7 +38,7 @@ def run(optimizers=({"name": "Adam", "class": "Adam", "settings": {"lr": 0.1}},)
         ({"loss": 1 + np.exp(-CYCLE / 20) + 0.3 * NOISE}, "loss leaps from 1.1"),  # of which no leap by itself is clear
         ({"loss": 6 * FALLS + np.exp(-CYCLE / 20) + 0.05 * NOISE}, None),  # it begins ever lower
         ({"loss": 1 - np.exp(-CYCLE / 20) + 3 * FALLS + 0.05 * NOISE}, None),  # an average is loaded, and is better
-        ({"loss": 1 + 0.05 * NOISE}, "loss is no better than it was at first"),
+        ({"loss": 1 + 0.05 * NOISE}, "loss is no better in the end than over its first"),
         ({"loss": 1 + 0.05 * NOISE, "weight_writes": 0.0 * ROW}, None),
         ({"weight_writes": np.where(CYCLE % 2, 1.0, 0.0)}, None),  # a part of each step, or of each other one
         ({"weight_writes": np.where(ROW < 161, WRITES, 0.0)}, None),  # four times: as a restart may, on purpose

@@ -150,7 +150,9 @@ def _on_the_way(
 
 def _dead_words(worst: float, count: int, first: int) -> tuple[str, str]:
     at_first = first == 0
-    begun = "from the first sampled step on: the weights or biases began so" if at_first else f"from step {first} on"
+    begun = (
+        "from the first sampled step on: the weights or biases began so" if at_first else f"the first by step {first}"
+    )
     begin, lower = "Begin with biases at 0 and He's initialisation", "Lower the learning rate or warm it up"
     return (
         f"Up to {percent(worst)} of the units of {_modules(count)} are flat for every example, {begun}. Nothing comes "
@@ -162,7 +164,7 @@ def _dead_words(worst: float, count: int, first: int) -> tuple[str, str]:
 
 
 def _saturated_words(worst: float, count: int, first: int) -> tuple[str, str]:
-    begun = "from the first sampled step on" if first == 0 else f"from step {first} on"
+    begun = "from the first sampled step on" if first == 0 else f"the first by step {first}"
     return (
         f"In {_modules(count)} up to {percent(worst)} of the elements lie where the slope is below 1 % of its largest, "
         f"{begun}: what comes in is too large, or the biases are, and hardly any gradient passes.",

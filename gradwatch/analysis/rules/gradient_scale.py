@@ -218,23 +218,26 @@ def gradients_accumulate(
 def _never_cleared(history: History, least: int = 2) -> list[Finding]:
     """In the steps that were looked at, `least` or more, backward added to what the step before had left."""
     at, share = sampled(history, "never_cleared")
-    if (share > 0).sum() < least:
+    at, share, (looked, _) = at[share > 0], share[share > 0], sampled(history, "passes")
+    if len(at) < least:
         return []
-    part, norm = float(np.median(share[share > 0])), incoming(history)
+    part, norm = float(np.median(share)), incoming(history)
     whose = "the gradients" if part == 1 else f"the gradients of {percent(part)} of the layers"
+    always = np.isin(looked[1:], at).all()  # before the first step there is nothing to clear
+    often = "" if always else f"Of {len(looked)} steps that were looked at {len(at)} had gradients left. "
     return [
         Finding(
             rule="gradients-accumulate",
             severity="error",
             layers=(),
-            first_step=int(at[share > 0][0] if (share[at > at[0]] == 0).any() else history.step[0]),
+            first_step=int(history.step[0] if always else at[0]),
             last_step=int(history.step[-1]),
             evidence={
-                "share_of_layers": part, "steps_looked_at": len(at), "first_grad_norm": float(norm[0]),
+                "share_of_layers": part, "steps_looked_at": len(looked), "first_grad_norm": float(norm[0]),
                 "last_grad_norm": float(norm[-1]),
             },
-            cause=f"Nothing sets {whose} to zero: when backward was called they were as the step before had left them, "
-            "and were added to.",
+            cause=f"{often}Nothing sets {whose} to zero: when backward was called they were as the step before had "
+            "left them, and were added to.",
             cure="Call zero_grad() of the optimizer that holds them once in each step, before backward (with gradient "
             "accumulation: after each step). Of several models each one's: a loss that goes through another leaves "
             "gradients there, too.",
@@ -323,7 +326,5 @@ def _swings(history: History, norm: Floats, straight: float = 0.6, least: int = 
     every, direct = directness(history)
     if optimizer_kind(history) != "SGD" or carried or not losses or any(p.is_real() for p in losses) or every < least:
         return False
-    if len(norm) < least or middle(norm[len(norm) // 2 :]) < norm[0]:
-        return False
-    rises = norm[1] > 1.25 * norm[0] and norm[2] > 1.4 * norm[0]
-    return rises and middle(direct[matrices(history)]) > straight
+    rises = len(norm) >= least and norm[1] > 1.25 * norm[0] and norm[2] > 1.4 * norm[0]
+    return rises and middle(norm[len(norm) // 2 :]) >= norm[0] and middle(direct[matrices(history)]) > straight

@@ -149,8 +149,8 @@ def accumulation_wiped(history: History, least: int = 3) -> list[Finding]:
             f"Of the backward passes of a step {often:.0f} are for nothing: their gradients are gone when backward is "
             f"called again, and the step is that of what is left, of 1/{often + 1:.0f} of the data if that is the last "
             f"one alone. {either(causes)}",
-            "Call optimizer.zero_grad() once, behind optimizer.step(), and divide each micro-batch's loss by their "
-            "number.",
+            "Call optimizer.zero_grad() once, behind optimizer.step(). If the loss of a micro-batch is not divided by "
+            "their number yet, divide it, too.",
             causes,
         )
     ]

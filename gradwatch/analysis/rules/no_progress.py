@@ -9,6 +9,7 @@ import math
 import re
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gradwatch.analysis.groups import higher_is_better
 from gradwatch.analysis.rules.dead_layers import faded
@@ -55,7 +56,8 @@ def no_progress(
     that is measured on other data was ever better (`_not_held_out`); or nothing that is meant to rise ever did
     (`_not_its_goal`); or what is said tells nothing of what is asked for (`explains_nothing`); or they fell within the
     first quarter of the run, and stand since, far above 0 (`rests`); or the gradient faded, and most of the loss is
-    left (`stops`); or they stood at equal odds for most of the run (`begins_late`).
+    left (`stops`); or they stood at equal odds for most of the run (`begins_late`);
+    or what was won on other data was lost again, from one measurement to the next and for good (`_lost_at_once`).
     A run that is under way is judged from `running` steps on, and after a tenth of its `total_steps`. Not judged: a run
     that was resumed (it may have learnt before), parts that train against each other, a loss that is below 0 early.
     The cause is the first of these that the record shows: a schedule that ran out, or never got where it should; steps
@@ -64,7 +66,7 @@ def no_progress(
     """
     losses = unmoved(history, min_steps, running, share)
     if any(found.evidence.get("began_anew") for found in lr_too_high(history)):
-        return []  # other data or another loss came: where that began says nothing
+        return _lost_at_once(history)  # other data or another loss came: where that began says nothing
     if not losses or not all(p.is_flat(most if p.is_real() else 2 * most) for p in losses):
         losses = unmoved(history, min_steps, running, math.inf)
         losses = [
@@ -78,19 +80,16 @@ def no_progress(
             or rests(history, min_steps, running)
             or stops(history, min_steps, running)
             or begins_late(history, min_steps, running)
+            or _lost_at_once(history)
         )
-    shown, said = losses[0], f"{_no_better(losses[0])}."
+    shown, said = losses[0], f"{losses[0].in_words}."
     if at_chance(history, shown):
         said += " That is what equal probabilities for all classes give: nothing was learnt of them."
     elif stands(history, shown):
-        said = f"{shown.metric} stands at {shown.ended:.4g} since the first half of the run, hardly below the "
+        said = f"{shown.metric} came to {shown.ended:.4g} and hardly any further, next to the "
         said += f"{equal_odds(history):.4g} of a cross-entropy whose probabilities are all equal."
     why = _why(history, shown)
     return finding_of(history, shown, why._replace(cause=f"{said} {why.cause}"))
-
-
-def _no_better(shown: Progress) -> str:
-    return f"{shown.metric} is no better than it was at first: {shown.began:.4g}, then {shown.ended:.4g}"
 
 
 def _not_held_out(history: History, min_steps: int, running: int, share: float, least: int = 20) -> list[Finding]:
@@ -114,7 +113,7 @@ def _not_held_out(history: History, min_steps: int, running: int, share: float, 
         history,
         other,
         Why(
-            f"{shown.metric} falls from {shown.began:.4g} to {shown.ended:.4g}, and {_no_better(other)}. "
+            f"{shown.metric} falls from {shown.began:.4g} to {shown.ended:.4g}, and {other.in_words}. "
             f"{either(_BY_HEART)}",
             f"Measure what {other.metric} measures on the training data: if it is good there, regularise or take more "
             "data; if not, look at what else lowers the loss (all outputs alike, for one).",
@@ -127,6 +126,53 @@ def _not_held_out(history: History, min_steps: int, running: int, share: float, 
 _BY_HEART = (
     "the training data are learnt by heart",
     "the loss can be lowered without what is measured on other data",
+)
+
+
+def _lost_at_once(history: History, least: int = 8, part: float = 0.5, sigmas: float = 6.0) -> list[Finding]:
+    """What is measured on other data got worse from one value to the next, and no later value came back half the way.
+
+    By more than the share `part` of all that it had won, and `sigmas` times what it moves from value to value. What is
+    learnt by heart makes it worse little by little.
+    """
+    for name in filter(HELD_OUT.search, history.logged):
+        rises, values = higher_is_better(name, [history]), history.total(name)
+        rows = np.flatnonzero(np.isfinite(values))
+        if rises is None or len(rows) < least:
+            continue
+        worse = -values[rows] if rises else values[rows]
+        steps = np.diff(worse)
+        at = 3 + int(steps[2:-2].argmax())
+        before, after = float(np.median(worse[at - 3 : at])), float(np.median(worse[at:]))
+        lost, won = after - before, worse[0] - before
+        usual = 1.4826 * float(np.median(np.abs(steps)))
+        if lost > max(part * won, sigmas * usual, 0) and won > 0 and (worse[at:] > before + lost / 2).all():
+            return [_lost(history, name, -1.0 if rises else 1.0, (before, after), rows[at - 1 : at + 1])]
+    return []
+
+
+def _lost(history: History, name: str, sign: float, values: tuple[float, float], rows: NDArray[np.intp]) -> Finding:
+    last, first = (int(step) for step in history.step[rows])
+    before, after = (sign * value for value in values)
+    return Finding(
+        "no-progress",
+        "warning",
+        (),
+        last,
+        int(history.step[-1]),
+        {"metric": name, "before": before, "after": after, "lost_by": first},
+        f"{name} had come to {before:.4g} by step {last}, and stands at {after:.4g} from step {first} on. "
+        f"{either(_OF_A_LOSS)}",
+        f"Compare batches from before step {last} with those after it: their order, their labels, how they are made. "
+        "If they are alike, look at what else came there (a reload, a schedule, a spike), and go on from a checkpoint "
+        "from before it.",
+        alternatives=_OF_A_LOSS,
+    )
+
+
+_OF_A_LOSS = (
+    "the training data, or what is asked for, are others from there on",
+    "the weights were thrown out or written to there",
 )
 
 
@@ -157,10 +203,10 @@ def _not_its_goal(history: History, min_steps: int, running: int, good: float = 
         terms = [name for name in history.logged if name != loss and not higher_is_better(name, [history])]
         outweighs = outweighed(history, loss, terms)
     if outweighs:
-        return finding_of(history, shown, outweighs._replace(cause=f"{falls}{_no_better(shown)}. {outweighs.cause}"))
+        return finding_of(history, shown, outweighs._replace(cause=f"{falls}{shown.in_words}. {outweighs.cause}"))
     causes = _BESIDE_IT if losses else _AGAINST_IT
     why = Why(
-        f"{falls}{_no_better(shown)}. {either(causes)}",
+        f"{falls}{shown.in_words}. {either(causes)}",
         "Look at what the model gives out: if it is alike for all inputs, at these and at the last layer; if not, at "
         f"the sign of the loss and at how {shown.metric} is computed.",
         {},

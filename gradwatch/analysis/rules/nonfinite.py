@@ -10,8 +10,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from gradwatch.analysis.clips import incoming
 from gradwatch.analysis.final_values import nonfinite_rows, was_nan
-from gradwatch.analysis.rules.facts import matrices, pick
+from gradwatch.analysis.rules.facts import matrices, middle, pick
 from gradwatch.analysis.rules.finding import Finding, Severity, either
 from gradwatch.analysis.rules.losses import scaled_losses, without_small_terms
 from gradwatch.analysis.rules.nonfinite_causes import of_a_vanished, of_half_weights, of_the_scale, words
@@ -189,8 +190,16 @@ def _after(history: History, row: int, growth: float, update: float) -> str:
     if growth_before(history, row, growth, update) is not None:
         return "growth"
     dtypes = {layer.dtype for layer in history.run.layers}
-    scaled = np.isfinite(history.total("loss_scale")).any()
-    return "float16" if scaled or "float16" in dtypes else "nothing"
+    return "float16" if "float16" in dtypes or _may_overflow(history, row) else "nothing"
+
+
+def _may_overflow(history: History, row: int, share: float = 0.01, largest: float = 65504.0) -> bool:
+    """Whether a loss scale brings gradients of the size before a row to a `share` of float16's largest number."""
+    scale, norm = history.total("loss_scale")[: row + 1], incoming(history)[:row]
+    if not np.isfinite(scale).any():
+        return bool(np.isfinite(history.total("loss_scale")).any())
+    usual = middle(norm[np.isfinite(norm)])
+    return not float(scale[np.isfinite(scale)][-1]) * usual < share * largest  # NaN where none came before
 
 
 def _bracket(layers: Sequence[str], seen: Bools, bad: Bools) -> tuple[str, str]:

@@ -70,7 +70,7 @@ def left_open(history: History) -> Why:
         return shown
     mixes = any("BatchNorm" in kind for kind in history.run.modules.values())
     return Why(
-        f"The steps are of a usual size and lead away from where they began. {either(_LEFT)}",
+        f"The steps lead away from where they began, and win nothing. {either(_LEFT)}",
         "Three looks, the cheapest first. (1) Print the mean and the deviation of each column or channel of the inputs "
         "where they enter the model: far from 0 and 1, bring them there. (2) Backward from the output of one row, "
         "out[0].sum().backward(), with inputs that require a gradient: if other rows get one, rows are mixed (a "

@@ -30,6 +30,7 @@ _DIVERGENCE = re.compile(r"(^|[^a-z])kld?([^a-z]|$)", re.IGNORECASE)
 class Progress:
     """How a scalar went: medians of where it began and ended, of its `last` twentieth, and of the best in between.
 
+    It began with so many values (`length`).
     `gain` is how much better than it began it ended, `error` the standard error of that. `first` is its first value,
     `won` how much better than that it ended. `noise` is the standard deviation of one value.
     """
@@ -44,6 +45,7 @@ class Progress:
     won: float
     error: float
     noise: float
+    length: int
 
     @property
     def is_loss(self) -> bool:
@@ -69,6 +71,16 @@ class Progress:
         most = abs(self.began - self.best)
         kept = abs(self.ended - self.best) <= 0.25 * most and abs(self.last - self.best) <= 0.5 * most
         return self.is_large(share) and self.won > share * abs(self.first) and kept
+
+    @property
+    def in_words(self) -> str:
+        """That it is no better in the end, or what it came to where it is: a clause, with its numbers."""
+        if self.is_real():
+            return f"{self.metric} came from {self.first:.4g} to {self.ended:.4g}"
+        said = f"{self.metric} is no better in the end than over its first {self.length} values: "
+        said += f"{self.began:.4g}, then {self.ended:.4g}"
+        apart = abs(self.first - self.began) > max(0.1 * abs(self.began), 4 * self.noise)
+        return said + (f" (its very first was {self.first:.4g})" if apart else "")
 
 
 @once
@@ -110,15 +122,16 @@ def went(name: str, values: Floats, sign: int, first: int = 5) -> Progress:
     while length <= max(first, len(values) // 4):
         began = float(np.median(values[:length]))
         error = 1.2533 * sigma * float(np.sqrt(1 / length + 1 / len(late)))  # of a median: pi / 2 more variance
-        tried.append((began, began - ended, error))
+        tried.append((began, began - ended, error, length))
         length *= 2
-    began, gain, error = max(tried, key=lambda t: t[1] / t[2] if t[2] else t[1])
+    began, gain, error, length = max(tried, key=lambda t: t[1] / t[2] if t[2] else t[1])
     if abs(gain) <= 4 * error:
-        began, gain, error = tried[-1]
+        began, gain, error, length = tried[-1]
     best = min(float(medians.min()), ended)
     known = {"first": float(values[0]), "began": began, "ended": ended, "last": float(medians[-1]), "best": best}
     shown = {what: sign * value for what, value in known.items()}
-    return Progress(name, **shown, gain=gain, won=float(values[0]) - ended, error=float(error), noise=float(sigma))
+    won = float(values[0]) - ended
+    return Progress(name, **shown, gain=gain, won=won, error=float(error), noise=float(sigma), length=length)
 
 
 def succeeds(history: History, share: float = 0.2) -> bool:

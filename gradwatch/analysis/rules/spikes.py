@@ -5,7 +5,6 @@ Legend: T recorded steps, L layers.
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import numpy as np
@@ -13,26 +12,30 @@ from numpy.typing import NDArray
 
 from gradwatch.analysis.clips import incoming
 from gradwatch.analysis.rules.facts import (
-    GUARD,
-    is_adaptive,
     middle,
-    optimizer_kind,
     pick,
     trailing,
 )
-from gradwatch.analysis.rules.finding import Finding, Severity, either
-from gradwatch.analysis.rules.largest_row import LargestRow, largest_row
+from gradwatch.analysis.rules.finding import Finding, Severity
+from gradwatch.analysis.rules.largest_row import largest_row
 from gradwatch.analysis.rules.losses import EARLIEST, has_rivals, odd_batch, scaled_losses
 from gradwatch.analysis.rules.progress import descends, succeeds
 from gradwatch.analysis.rules.recurring_jumps import exchanged
-from gradwatch.analysis.rules.sampled_losses import another_task
+from gradwatch.analysis.rules.sampled_losses import another_task, other_data_from
 from gradwatch.analysis.rules.schedule import raised_before
-from gradwatch.analysis.rules.tries import A_THIRD, OWN_PAST, clip_with
+from gradwatch.analysis.rules.spike_words import (
+    OF_LASTING,
+    OF_MILD,
+    OF_SPIKES,
+    STAYED,
+    cause_of,
+    cure_of,
+    of_other_data,
+)
 from gradwatch.history import Bools, Floats, History
 
 Rows = NDArray[np.intp]
 MEMORY = 10.0  # steps of a momentum of 0.9: what one odd batch leaves behind is over by then
-SPARED = 0.5  # of the other layers' gradients, which a clip leaves where one row stands out: below it they lose much
 
 
 def spike(
@@ -74,28 +77,24 @@ def spike(
     worst = int(rows[np.argmax(np.where(up[rows], seen.times[rows], 0))])
     caught = _caught(history, rows[up[rows]], window)
     back, recovered = _came_back(history, losses, rows)
-    # A loss that jumps and comes back, with usual gradients, is one odd batch; with gradients that are not finite, not.
+    # A loss that jumps and comes back, with usual gradients, is one odd batch; with gradients that are not finite, not
     quiet = bool(caught.all()) if up.any() else batch is None
     passed = quiet or (batch is None and np.nanmax(seen.times[rows], initial=1.0) < mild and _goes_well(history))
     passed |= back == "yes" and succeeds(history, well) and _is_small(incoming(history), rows, began)
     severity: Severity = "error" if losses and not recovered else "note" if passed and recovered else "warning"
     one_row = largest_row(history, worst) if up[worst] else None
     many = len(rows) > often * len(history)
-    cure, tries = _spike_cure(history, many, quiet and recovered, one_row)
-    if tries and seen.last_long(rows):
-        cure, tries = _OF_OTHER_DATA, (A_THIRD,)
+    lasts = seen.last_long(rows) or other_data_from(history, int(rows[0])) is True
+    cure, tries = cure_of(history, many, quiet and recovered, one_row)
+    if tries and lasts:
+        cure, tries = of_other_data(history, int(rows[0]), alone=rows[-1] - rows[0] < 2 * MEMORY)
     elif tries and recovered and one_row is None and not many and seen.are_mild(mild):
-        cure, tries = _OF_MILD, ()
-    evidence: dict[str, float | str] = {
-        "spikes": len(rows),
-        "times_usual": float(seen.times[worst]) if np.isfinite(seen.times[worst]) else 1.0,
-        "in_loss": int(seen.in_loss.sum()),
-        "largest_step": int(history.step[worst]),
-        "caught": int(caught.sum()),
-        "recovered": back,
-        **({} if batch is None else {"odd_batch": int(history.step[batch])}),
-        **({} if one_row is None else one_row.evidence),
-    }
+        cure, tries = OF_MILD, ()
+    evidence = _numbers(history, seen, rows, worst, caught) | {"recovered": back}
+    evidence |= {} if one_row is None else one_row.evidence
+    stayed = float(evidence["times_usual"]) < STAYED
+    causes = () if batch is not None else OF_SPIKES if up.any() or not (lasts or stayed) else OF_LASTING * lasts
+    said = cause_of(history, evidence, batch, int(up.sum()) if up[worst] else 0, causes)
     return [
         Finding(
             "spike",
@@ -104,14 +103,23 @@ def spike(
             int(history.step[rows[0]]),
             int(history.step[rows[-1] if recovered else -1]),
             evidence,
-            _spike_cause(history, evidence, seen, worst)
-            + ("" if one_row is None else one_row.said)
-            + raised_before(history, int(rows[0])),
+            said + ("" if one_row is None else one_row.said) + raised_before(history, int(rows[0])),
             cure,
             tries=tries,
-            alternatives=_OF_SPIKES if up.any() and batch is None else (),
+            alternatives=causes,
         )
     ]
+
+
+def _numbers(history: History, seen: _Seen, rows: Rows, worst: int, caught: Bools) -> dict[str, float | str]:
+    return {
+        "spikes": len(rows),
+        "times_usual": float(seen.times[worst]) if np.isfinite(seen.times[worst]) else 1.0,
+        "in_loss": int(seen.in_loss.sum()),
+        "largest_step": int(history.step[worst]),
+        "caught": int(caught.sum()),
+        **({} if seen.batch is None else {"odd_batch": int(history.step[seen.batch])}),
+    }
 
 
 def _is_small(norm: Floats, rows: Rows, began: float) -> bool:
@@ -171,46 +179,6 @@ def _found(history: History, losses: dict[str, Floats], z: float, ratio: float, 
     return _Seen(up, in_loss, times, batch)
 
 
-def _spike_cause(history: History, evidence: dict[str, float | str], seen: _Seen, worst: int) -> str:
-    if (batch := seen.batch) is None and not seen.up[worst]:
-        return _of_the_loss(evidence)
-    if batch is not None:
-        values = history.total("grad_norm")[batch]
-        high = "were not finite" if not np.isfinite(values) else "leapt with it"
-        return (
-            f"{evidence['spikes']} step(s) stand out. The loss leapt in step {int(history.step[batch])} out of a calm, "
-            f"and the gradients {high}: that batch is odd."
-        )
-    has_clip = history.run.clip or evidence["caught"]  # or one of the loop's own
-    which = "them all" if evidence["caught"] == seen.up.sum() else f"{evidence['caught']} of them"
-    who = f", and the clip caught {which}" if has_clip else ""
-    return (
-        f"{evidence['spikes']} step(s) stand out; the gradient of step {evidence['largest_step']} is "
-        f"{evidence['times_usual']:.3g} times the usual one{who}. {either(_OF_SPIKES)}"
-    )
-
-
-def _of_the_loss(evidence: dict[str, float | str], stayed: float = 3.0) -> str:
-    """The words where the loss alone stands out: what the gradient of that step was beside the usual one."""
-    times = float(evidence["times_usual"])
-    how = "while the gradients stayed usual" if times < stayed else f"and the gradient was {times:.2g} times the usual"
-    return f"The loss jumped at step {evidence['largest_step']} {how}: an odd batch."
-
-
-_OF_OTHER_DATA = (
-    "Look at the batches from that step on: whether rows are drawn in a random order, and whether other data, targets "
-    "or weights of the loss came: it stays up for several steps each time. A clip does not make such data usual, and "
-    "what is left out is not learnt. If they are like the others, the steps have become too long: lower the learning "
-    "rate to a third."
-)
-
-
-_OF_MILD = (
-    "Look at the batches of these steps. The loss came back after each, so that a clip wins little: what it takes from "
-    "them it takes from steps that are as large and healthy, too. If the loss does not fall, these are not why."
-)
-
-
 def _last(rows: Rows, steps: float = 2.0) -> bool:
     """Whether jumps last for several of these rows each, `steps` on average: one odd batch is over in one."""
     return len(rows) >= steps * _runs(rows)
@@ -219,28 +187,6 @@ def _last(rows: Rows, steps: float = 2.0) -> bool:
 def _runs(rows: Rows) -> int:
     """How many stretches of neighbours these rows are."""
     return 1 + int((np.diff(rows) > 1).sum())
-
-
-_OF_SPIKES = ("the batches of these steps are odd", "the learning rate is too high")
-
-
-def _spike_cure(history: History, many: bool, passed: bool, row: LargestRow | None) -> tuple[str, tuple[str, ...]]:
-    """The words, and what can be tried."""
-    if row is not None and math.isfinite(row.usual) and (not passed or row.others_kept < SPARED):
-        limit = f"chain(SkipNonfinite(), {row.bound}, {GUARD})"
-        return f'Bound each row by itself, which spares all others: clip="{limit}". Look at where that row is used.', (
-            clip_with(limit),
-        )
-    if passed and not many:
-        return "Nothing needs to change; look at the batch of that step if it comes back.", ()
-    leave_out = 'or leave such steps out: clip="chain(SkipNonfinite(), SkipSpike())". Look at that step\'s batch.'
-    if many and is_adaptive(history):
-        return (
-            f'Bound each layer by its own past: clip="{OWN_PAST}", because a threshold from the norms has so many '
-            f"spikes below it, and {optimizer_kind(history)} remembers each of them for long; {leave_out}"
-        ), (clip_with(OWN_PAST), "--skip")
-    limit = f"chain(SkipNonfinite(), {GUARD})"
-    return f'Limit it: clip="{limit}"; {leave_out}', (clip_with(limit), "--skip")
 
 
 def _norm_spikes(norm: Floats, z: float, ratio: float, window: int, least: int = 4) -> tuple[Bools, Floats]:

@@ -69,8 +69,8 @@ def weight_growth(history: History, factor: float = 10.0, min_measured: int = 8,
             int(history.step[rows[grown.argmax()]]),
             int(history.step[rows[-1]]),
             {"growth": largest, "first_norm": float(begin[which].max()), "last_norm": float(end[which].max())},
-            f"These weights grow to {largest:.3g} times their first norm and do not slow down. "
-            + (either(_OF_GROWTH) if causes else f"The steps are too large.{longer.cause}"),
+            f"These weights grow to {largest:.3g} times their first norm, more in the second half of the run than in "
+            "the first. " + (either(_OF_GROWTH) if causes else f"The steps are too large.{longer.cause}"),
             longer.around(
                 "Lower the learning rate tenfold: if they then stay, the steps were too large. If they grow on, "
                 f"{', '.join(ways[:-1])} or {ways[-1]}."

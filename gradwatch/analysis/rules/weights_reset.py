@@ -55,7 +55,7 @@ def weights_reset(
     flat = unmoved(history, 100, 500, 0.02)
     never = flat and np.ptp(at) > len(history) / 2 and all(p.is_flat(0.1) for p in flat)
     if never and not (weights_shrink(history) or weights_unchanged(history)):  # asked last: they go through all layers
-        said = f"{flat[0].metric} is no better than it was at first: {flat[0].began:.4g}, then {flat[0].ended:.4g}."
+        said = f"{flat[0].in_words}."
         return [_finding(history, at, f"{said} {either(_RESETS)}", _RESETS)]
     return []
 
