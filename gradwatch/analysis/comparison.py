@@ -19,6 +19,7 @@ from gradwatch.analysis.groups import (
     higher_is_better,
     metric_names,
     natural,
+    policies,
     settings,
     telling,
     values_by_seed,
@@ -91,9 +92,9 @@ def settle(
     import pandas as pd
 
     metrics = metric_names(histories, metric)
-    policies = list(dict.fromkeys(final_values.policy_text(history.run) for history in histories))
-    if baseline is not None and baseline not in policies:
-        raise RunError(f"no run has the policy {baseline!r} to compare with; there are: {', '.join(policies)}")
+    known = list(dict.fromkeys(policies(histories)))
+    if baseline is not None and baseline not in known:
+        raise RunError(f"no run has the policy {baseline!r} to compare with; there are: {', '.join(known)}")
     better_high = {name: higher_is_better(name, histories) for name in metrics}
     if metrics and rises is not None:
         better_high[metrics[0]] = rises
@@ -189,12 +190,12 @@ def runs_table(histories: Sequence[History], metric: str | None = None) -> pd.Da
 
     metrics = metric_names(histories, metric)
     rows = []
-    for history, values in zip(histories, settings(histories), strict=True):
+    for history, policy, values in zip(histories, policies(histories), settings(histories), strict=True):
         norms = final_values.finite_norms(history)
         rows.append(
             {
                 "run": history.run.name,
-                "policy": final_values.policy_text(history.run),
+                "policy": policy,
                 **values,
                 "seed": final_values.seed_text(history.run),
                 "steps": len(history),

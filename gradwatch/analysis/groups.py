@@ -20,10 +20,21 @@ from gradwatch.analysis.final_values import (
     untrained,
 )
 from gradwatch.errors import RunError
+from gradwatch.formatting import loop_clips
 from gradwatch.history import History, Run
 from gradwatch.storage.logged_names import HELD_OUT, is_factor, is_loss
 
-__all__ = ["NO_POLICY", "Group", "groups", "higher_is_better", "metric_names", "natural", "settings", "values_by_seed"]
+__all__ = [
+    "NO_POLICY",
+    "Group",
+    "groups",
+    "higher_is_better",
+    "metric_names",
+    "natural",
+    "policies",
+    "settings",
+    "values_by_seed",
+]
 
 _HIGH = re.compile(
     r"acc|(^|[^a-z])(top[-_@]?\d+|f1|bleu|rouge|meteor|auc|auroc|auprc|ap|map|iou|miou|dice|psnr|ssim|r2|mcc|ndcg|mrr|elbo|"
@@ -135,9 +146,27 @@ def telling(kinds: Sequence[Mapping[str, str]]) -> list[str]:
 def groups(histories: Sequence[History]) -> dict[Group, list[History]]:
     """The runs by policy and differing settings, in the order of first appearance."""
     found: dict[Group, list[History]] = {}
-    for history, values in zip(histories, settings(histories), strict=True):
-        found.setdefault((policy_text(history.run), tuple(values.items())), []).append(history)
+    for history, policy, values in zip(histories, policies(histories), settings(histories), strict=True):
+        found.setdefault((policy, tuple(values.items())), []).append(history)
     return found
+
+
+def policies(histories: Sequence[History]) -> list[str]:
+    """What was done to each training, as code: the policy, and the loop's own clips where runs of it differ in them.
+
+    Of a threshold that moves only that it does.
+    """
+    texts = [policy_text(history.run) for history in histories]
+    own = [_MOVES.sub("=…", loop_clips(history.per_step)) for history in histories]
+    differ = {text for text in texts if len({o for t, o in zip(texts, own, strict=True) if t == text}) > 1}
+    clipped = {i for i, text in enumerate(texts) if text in differ and own[i]}
+    return [
+        text if i not in clipped else own[i] if text == NO_POLICY else f"{text} + {own[i]}"
+        for i, text in enumerate(texts)
+    ]
+
+
+_MOVES = re.compile(r"=[^=,()]+ to [^=,()]+")
 
 
 def counted(history: History, metric: str) -> float:

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch.analysis.clips import as_one, clips_itself
-from gradwatch.analysis.final_values import final, finite_norms, nonfinite_rows, policy_text
-from gradwatch.analysis.groups import NO_POLICY, groups, higher_is_better, natural, telling
+from gradwatch.analysis.final_values import final, finite_norms, nonfinite_rows
+from gradwatch.analysis.groups import NO_POLICY, groups, higher_is_better, natural, policies, telling
 from gradwatch.formatting import percent, quantity_text
 from gradwatch.history import Floats, History
 from gradwatch.report.downsample import Heatmap, bucket_mean
@@ -43,9 +43,9 @@ def colors(histories: Sequence[History], table: pd.DataFrame) -> dict[str, str]:
     """A colour for each policy, the same in every chart of a report; grey for none. Of many policies those that the
     `table` of the comparison has first have the clearest.
     """
-    policies = dict.fromkeys(policy_text(history.run) for history in histories)
-    policies = policies if len(policies) <= MOST else dict.fromkeys(table["policy"])
-    drawn = [policy for policy in policies if policy != NO_POLICY]
+    known = dict.fromkeys(policies(histories))
+    known = known if len(known) <= MOST else dict.fromkeys(table["policy"])
+    drawn = [policy for policy in known if policy != NO_POLICY]
     return {NO_POLICY: NO_POLICY_COLOR} | {policy: _shade(i) for i, policy in enumerate(drawn)}
 
 

@@ -17,8 +17,7 @@ from typing import Any
 from markupsafe import Markup
 
 from gradwatch._version import __version__
-from gradwatch.analysis.final_values import policy_text
-from gradwatch.analysis.groups import settings
+from gradwatch.analysis.groups import policies, settings
 from gradwatch.analysis.rules import TOO_SHORT, Finding, is_healthy
 from gradwatch.history import History
 from gradwatch.report.activations import activation_charts
@@ -179,7 +178,7 @@ def _many(report: Report, page: Page) -> dict[str, Any]:
     headers = [column.header for column in shown]
     shades = colors(report.histories, report.comparison)
     parts = sections(report.histories, report.metrics, report.heatmaps, report.comparison)
-    policies = len({policy_text(history.run) for history in report.histories})
+    count = len(set(policies(report.histories)))
     return {
         "headers": headers,
         "words": headers.index("runs"),
@@ -191,7 +190,7 @@ def _many(report: Report, page: Page) -> dict[str, Any]:
         "notes": report.notes,
         "shades": shades,
         "diverged": [bool(count) for count in report.comparison["diverged"]],
-        "subtitle": _subtitle(len(report.runs), policies, len(parts)),
+        "subtitle": _subtitle(len(report.runs), count, len(parts)),
         "sections": [_section(part, page, shades) for part in parts],
         "runs": [
             {"summary": run, "color": shades[run.policy], "setting": " · ".join(f"{k} {v}" for k, v in setting.items())}

@@ -177,6 +177,27 @@ def test_a_setting_named_like_a_column_keeps_its_own():
     assert list(compare([one, two]).columns)[:2] == ["policy", "policy (setting)"]
 
 
+def test_runs_that_the_loop_clips_otherwise_are_not_runs_of_one_policy():
+    def clipped(by, clip=None, seed=0):
+        history = run(0.5, clip=clip, seed=seed)
+        limit = np.full(len(history), np.nan) if by is None else np.broadcast_to(by, len(history))
+        return changed(history, per_step={**history.per_step, "user_max_norm": limit})
+
+    def labels(*runs):
+        return sorted(set(compare(list(runs))["policy"]))
+
+    own = "clip_grad_norm_(max_norm={})"
+    assert labels(clipped(0.01), clipped(5.0), clipped(5.0, seed=1)) == [own.format(0.01), own.format(5.0)]
+    assert labels(clipped(None), clipped(5.0)) == [own.format(5.0), "none"]
+    assert labels(clipped(1.0, "AGC(0.01)"), clipped(None, "AGC(0.01)")) == [
+        "AGC(0.01)", f"AGC(0.01) + {own.format(1.0)}"
+    ]  # fmt: skip
+    assert labels(clipped(1.0), clipped(None, "AGC(0.01)")) == ["AGC(0.01)", "none"]  # told apart as it is
+    moving = [clipped(np.linspace(1.0, top, 200)[: len(run(0.5))], seed=seed) for seed, top in enumerate((2.0, 3.0))]
+    assert labels(*moving) == ["none"]
+    assert set(runs_table([clipped(0.01), clipped(5.0)])["policy"]) == {own.format(0.01), own.format(5.0)}
+
+
 def test_the_constraint_is_part_of_the_policy():
     history = make_history(steps=3, renorm="MaxNorm(3.0)")
     assert policy_text(history.run) == "ClipByGlobalNorm(1.0) + MaxNorm(3.0)"

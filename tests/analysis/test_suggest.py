@@ -207,7 +207,7 @@ def test_every_suggestion_parses(rule, scale):
     policy = one(history, finding(rule), finding("nonfinite", 150, 150)).policy
     assert repr(parse(policy))
     short = one(history.slice(0, 3), finding(rule, 1, 2)).policy
-    assert bool(short) == (rule in TOO_LARGE_STEPS | {"nonfinite", "spike"})
+    assert bool(short) == (rule in TOO_LARGE_STEPS | {"nonfinite"})
     assert not short or parse(short)
 
 

@@ -68,7 +68,7 @@ _NAMED: dict[str, set[str]] = {
     "dead-units": {"dead-layer", "vanishing", "imbalance", "update-too-small", "weights-unchanged"},
     "dead-layer": {"vanishing", "imbalance", "update-too-small", "weights-unchanged", "noise-dominated"},
     "vanishing": {"dead-units", "dead-layer", "imbalance", "update-too-small", "weights-unchanged"},
-    "not-in-optimizer": {"weights-unchanged", "update-too-small", "policy-never-acts"},
+    "not-in-optimizer": {"weights-unchanged", "update-too-small", "policy-never-acts", "no-gradient"},
     "no-gradient": {"weights-unchanged", "update-too-small", "policy-never-acts"},
     "skips-often": {"weights-unchanged", "update-too-small"},
     "weights-unchanged": {"update-too-small", "policy-never-acts"},
