@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from gradwatch.errors import RunError
 from gradwatch.launcher import sweep_summary
-from gradwatch.launcher.sweep import Record
+from gradwatch.launcher.sweep import OUTPUT, Record
 from gradwatch.report.fitted_table import Lines
 from gradwatch.report.terminal import print_shown, print_text, show_comparison
 from gradwatch.sanitize import public_error
@@ -55,10 +55,26 @@ def show_training(
                     progress.remove_task(lines.pop(number))
                 progress.advance(whole)
                 record = Record.read(todo[number])
+                if record is not None and record.over and _watches_itself(todo[number]):
+                    raise RunError(
+                        f"{todo[number].label} ended well and recorded elsewhere: the script calls watch() itself, and "
+                        "what a sweep asks for does not reach it. Take watch() out of the script, or give it to the "
+                        f"sweep as it was before; {todo[number].folder / OUTPUT} holds what it printed"
+                    )
                 if record is not None:
                     progress.console.print(Lines([sweep_summary.said_of(todo[number], record)], hang=2), crop=False)
     if not console.is_interactive:
         console.print()
+
+
+def _watches_itself(job: Job) -> bool:
+    """Whether a Watch of the script's own recorded it: nothing is in the job's folder, and one said where."""
+    if job.run() is not None:
+        return False
+    try:
+        return "gradwatch: watching " in (job.folder / OUTPUT).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
 
 
 def show_settled(

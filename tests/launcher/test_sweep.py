@@ -381,6 +381,16 @@ def test_a_crash_and_a_divergence_are_results(desk, sweep):
 
 
 @pytest.mark.slow
+def test_a_script_that_watches_itself_ends_the_sweep_after_its_first_run(desk, sweep):
+    own = "import gradwatch\nwatch = gradwatch.watch(torch.nn.ParameterList([w]), optimizer, log=None)\n"
+    (desk / "train.py").write_text(SCRIPT.replace("for step in range(60):", f"{own}for step in range(60):"))
+    done = CliRunner().invoke(main, ["sweep", "--log", "none", "--clip", "none", "--clip", GLOBAL, "train.py"])
+    assert done.exit_code == 2
+    assert "the script calls watch() itself" in done.stderr
+    assert len(records(desk)) == 1
+
+
+@pytest.mark.slow
 def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(desk, sweep):
     args = ["--log", "none", "--clip", "none", "--clip", GLOBAL, "--seed", "0", "--seed", "1", "train.py", "--seed",
             "{seed}", "--wait", "go"]  # fmt: skip
