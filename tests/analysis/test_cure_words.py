@@ -367,6 +367,30 @@ def test_data_of_another_size_from_a_spike_on_are_no_odd_batch(size, others):
     assert any("--clip" in text for text in found.tries) != others
 
 
+@pytest.mark.parametrize("step", [20, 110])
+def test_a_spike_before_skip_spike_acts_is_not_for_it(step):
+    hit = AT == step
+    (found,) = spike(run(loss=FLAT, grad_norm=np.where(hit, 60.0, 1.0), clipped_norm=np.where(hit, 60.0, 1.0)))
+    assert ("SkipSpike()" in found.cure, "--skip" in found.tries) == (step >= 64, step >= 64)
+
+
+@pytest.mark.parametrize("at", [97, 100, 104])
+def test_other_data_come_in_the_step_in_which_the_loss_rises(at):
+    later = np.maximum(AT - at, 0)
+    loss = 0.3 + 0.01 * NOISE + np.where(AT >= at, 2.0 * np.exp(-later / 60), 0) + 1.9 * np.exp(-AT / 12)
+    (found,) = lr_too_high(run(loss=loss))
+    assert (found.severity, found.first_step, found.evidence["began_anew"]) == ("note", at, at)
+
+
+@pytest.mark.parametrize(("decay", "said"), [(0.05, True), (1e-4, False)])
+def test_a_decay_that_holds_the_weights_is_a_cause_of_a_loss_that_rests(decay, said):
+    made = ({"name": "SGD", "class": "SGD", "settings": {"lr": 0.1, "weight_decay": decay}},)
+    plain = run(loss=1.1 + 1.4 * np.exp(-AT / 10) + 0.001 * NOISE)
+    (found,) = no_progress(replace(plain, run=replace(plain.run, optimizers=made)))
+    assert ("a weight decay, which takes 0.5 % of the weights in each step" in found.cause) == said
+    assert found.cure.startswith("Lower the weight decay a hundredfold") == said
+
+
 @pytest.mark.parametrize(("part", "said"), [("G", True), (None, False)])
 def test_of_rivals_no_lower_rate_for_both_is_advised_where_one_is_dead(part, said):
     history = without(LAYERS, 100)

@@ -34,8 +34,8 @@ def double_clip(history: History, often: float = 0.3, min_steps: int = 20) -> li
             return []
         evidence: dict[str, float | str] = {"loop": own, "policy": str(history.run.clip), "steps": len(rows)}
         where = f"The loop itself calls {own}"
-        cure = "Keep one: remove that call, or watch() without clip=; under gradwatch run, --script-clip replace or no "
-        cure += "--clip."
+        cure = "Keep one: remove that call (of the Hugging Face Trainer: max_grad_norm=0; of Lightning: no "
+        cure += "gradient_clip_val), or watch() without clip=; under gradwatch run, --script-clip replace or no --clip."
     else:
         norm = history.total("grad_norm")
         threshold = sits_at(norm, often, min_steps)

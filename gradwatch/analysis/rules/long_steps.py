@@ -91,7 +91,8 @@ def lr_too_high(history: History, jump: float = 0.35, sigmas: float = 6.0, width
             began, lowest = float(evidence["begin"]), float(evidence["lowest_before"])
             well = end < min(began, values[rows[0]]) / 10
             brief = last - first < len(rows) / 10 and end < min(lowest, began / 2)
-            shifted = _shifted(history, values, rows, int(rows[first]))
+            rise = _shifted(history, values, rows, int(rows[first]))
+            shifted = rise is not None
             unlearnt = lowest >= began and not away and succeeds(history)
             harmless = brief or well or unlearnt or own_targets_move(history)
             severity: Severity = "note" if shifted or harmless else "warning"
@@ -103,7 +104,7 @@ def lr_too_high(history: History, jump: float = 0.35, sigmas: float = 6.0, width
                 return away
             numbers: dict[str, float | str] = {"metric": name, **evidence, "end": end}
             end_row = len(history) - 1 if severity == "error" else int(rows[last])
-            begin_row = 0 if betas_turned(history) else int(rows[first])  # those are wrong from the start
+            begin_row = 0 if betas_turned(history) else int(rows[first]) if rise is None else rise  # 0: from the start
             return [_too_high(history, severity, begin_row, end_row, numbers, shifted, unclear=unclear)]
     effects = outgrew, anew, shut, turned, overwritten, died_at_once, unsettled
     return away or _of(history, next(filter(None, (effect(history) for effect in effects)), None))
@@ -173,8 +174,8 @@ _OF_A_SHIFT = ("other data came, or another loss", "the learning rate is too hig
 
 def _shifted(
     history: History, values: Floats, rows: Rows, row: int, near: int = 12, usual: int = 16, times: float = 1000.0
-) -> bool:
-    """Whether a loss rose from one step to the next near a row, and falls since, after `usual` usual steps.
+) -> int | None:
+    """The row in which a loss rose from one step to the next near a row, and falls since, after `usual` usual steps.
 
     And did not come to `times` what it was after the rise: a task that grows step by step raises it, too, but not so.
 
@@ -183,7 +184,7 @@ def _shifted(
     logits that had grown by then tell of the steps, too.
     """
     if raised_before(history, row) or grown_logits(history, int(history.step[row])):
-        return False
+        return None
     norm, finite = incoming(history), values[rows]
     at = int(np.searchsorted(rows, row))
     for i in range(max(LEAST_STEPS, at - near), min(at + near, len(finite) - 50)):
@@ -193,8 +194,8 @@ def _shifted(
         past = norm[rows[i] - usual : rows[i]]
         if finite[i] - finite[i - 1] > rise / 2 and rise > 2 * calm > 0 and past.max() < 3 * np.median(past):
             ends_near = not np.median(finite[-usual:]) > times * np.median(after) > 0
-            return bool(np.median(after) - np.median(later) > rise / 6 and ends_near)
-    return False
+            return int(rows[i]) if np.median(after) - np.median(later) > rise / 6 and ends_near else None
+    return None
 
 
 def _too_high(

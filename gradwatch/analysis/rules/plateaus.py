@@ -15,6 +15,7 @@ from gradwatch.analysis.rules.loss_graph import is_one_loss, number_of_classes, 
 from gradwatch.analysis.rules.progress import Progress, can_be_judged, progress, reaches_its_goal, succeeds
 from gradwatch.analysis.rules.sampled_losses import ended, sampled
 from gradwatch.analysis.rules.standstill import equal_odds, left_odds, rests_since
+from gradwatch.analysis.rules.weight_decay import taken_by_decay
 from gradwatch.formatting import percent
 from gradwatch.history import History
 
@@ -40,7 +41,13 @@ def finding_of(history: History, shown: Progress, why: Why, severity: Severity =
 
 
 def rests(
-    history: History, min_steps: int, running: int, left: float = 0.25, much: float = 0.7, large: float = 1e4
+    history: History,
+    min_steps: int,
+    running: int,
+    left: float = 0.25,
+    much: float = 0.7,
+    large: float = 1e4,
+    pull: float = 0.002,
 ) -> list[Finding]:
     """Each loss fell at first and stands since, at a large part of where it began, and nothing else got better.
 
@@ -50,7 +57,8 @@ def rests(
     module, or where it is the sigmoid that a binary_cross_entropy is to be given, it is a note where the training
     `succeeds`, or less than the share `much` is left: so end healthy trainings whose targets have noise.
     But of a loss that began above `large`, whose targets are a hundred times what a net gives out at first, a fifth of
-    `left` is much.
+    `left` is much. A weight decay that takes the share `pull` of the weights in each step, twice what is usual, is a
+    cause, too.
     """
     taken = next((kind for kind in ("ReLU", "Dropout", "Sigmoid", "Tanh") if ends_in(history, kind)), "")
     taken = "" if taken == "Sigmoid" and wants_its_sigmoid(history) else taken
@@ -61,7 +69,12 @@ def rests(
     if not all(rests_since(history, p, left / 5 if far else left, bool(taken)) for p in losses):
         return []
     shown = losses[0]
+    causes: tuple[str, ...]
     causes, cure = _OF_LARGE if far else _AT_A_FLOOR
+    decay = taken_by_decay(history)
+    if decay > pull:
+        causes = (f"a weight decay, which takes {percent(decay)} of the weights in each step, holds them back", *causes)
+        cure = f"Lower the weight decay a hundredfold: if the loss falls on, that was it. If not: {cure}"
     if taken:
         causes = (f"its last module, a {taken}, takes away what the loss asks for", _NO_MORE)
         cure = f"Take the {taken} out from behind the last layer of weights."

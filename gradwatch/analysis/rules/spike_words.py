@@ -59,8 +59,10 @@ OF_MILD = (
 )
 
 
-def cure_of(history: History, many: bool, passed: bool, row: LargestRow | None) -> tuple[str, tuple[str, ...]]:
-    """The words, and what can be tried."""
+def cure_of(
+    history: History, many: bool, late: bool, passed: bool, row: LargestRow | None
+) -> tuple[str, tuple[str, ...]]:
+    """The words, and what can be tried; `late`: any is where SkipSpike acts."""
     if row is not None and math.isfinite(row.usual) and (not passed or row.others_kept < SPARED):
         limit = f"chain(SkipNonfinite(), {row.bound}, {GUARD})"
         return f'Bound each row by itself, which spares all others: clip="{limit}". Look at where that row is used.', (
@@ -68,11 +70,13 @@ def cure_of(history: History, many: bool, passed: bool, row: LargestRow | None) 
         )
     if passed and not many:
         return "Nothing needs to change; look at the batch of that step if it comes back.", ()
-    leave_out = 'or leave such steps out: clip="chain(SkipNonfinite(), SkipSpike())". Look at that step\'s batch.'
+    leave_out = '; or leave such steps out: clip="chain(SkipNonfinite(), SkipSpike())"' if late else ""
+    leave_out += ". Look at that step's batch."
+    skip = ("--skip",) if late else ()
     if many and is_adaptive(history):
         return (
             f'Bound each layer by its own past: clip="{OWN_PAST}", because a threshold from the norms has so many '
-            f"spikes below it, and {optimizer_kind(history)} remembers each of them for long; {leave_out}"
-        ), (clip_with(OWN_PAST), "--skip")
+            f"spikes below it, and {optimizer_kind(history)} remembers each of them for long{leave_out}"
+        ), (clip_with(OWN_PAST), *skip)
     limit = f"chain(SkipNonfinite(), {GUARD})"
-    return f'Limit it: clip="{limit}"; {leave_out}', (clip_with(limit), "--skip")
+    return f'Limit it: clip="{limit}"{leave_out}', (clip_with(limit), *skip)

@@ -33,6 +33,7 @@ from gradwatch.analysis.rules.spike_words import (
     of_other_data,
 )
 from gradwatch.history import Bools, Floats, History
+from gradwatch.policies import SkipSpike
 
 Rows = NDArray[np.intp]
 MEMORY = 10.0  # steps of a momentum of 0.9: what one odd batch leaves behind is over by then
@@ -85,7 +86,8 @@ def spike(
     one_row = largest_row(history, worst) if up[worst] else None
     many = len(rows) > often * len(history)
     lasts = seen.last_long(rows) or other_data_from(history, int(rows[0])) is True
-    cure, tries = cure_of(history, many, quiet and recovered, one_row)
+    late = bool((rows >= SkipSpike().window // 2).any())
+    cure, tries = cure_of(history, many, late, quiet and recovered, one_row)
     if tries and lasts:
         cure, tries = of_other_data(history, int(rows[0]), alone=rows[-1] - rows[0] < 2 * MEMORY)
     elif tries and recovered and one_row is None and not many and seen.are_mild(mild):

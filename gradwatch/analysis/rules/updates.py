@@ -141,7 +141,7 @@ def weak_gradients(
         return None
     return Why(
         f"A usual step changes no weight matrix by more than {moves:.1e} of its size, and not for the learning rate: "
-        f"{reason}. The gradients are what is small.",
+        f"{reason}. What reaches the optimizer is small.",
         "Look at what stands between the weights and the loss: an output that is saturated (a sigmoid or a softmax far "
         "out, by its bias or its scale), a temperature, a factor of the loss. A higher rate would throw the weights "
         "out as soon as the gradients come back.",
