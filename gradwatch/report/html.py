@@ -193,8 +193,14 @@ def _many(report: Report, page: Page) -> dict[str, Any]:
         "subtitle": _subtitle(len(report.runs), count, len(parts)),
         "sections": [_section(part, page, shades) for part in parts],
         "runs": [
-            {"summary": run, "color": shades[run.policy], "setting": " · ".join(f"{k} {v}" for k, v in setting.items())}
-            for run, setting in zip(report.runs, _settings(report), strict=True)
+            {
+                "summary": run,
+                "policy": policy,
+                "color": shades[policy],
+                "setting": " · ".join(f"{k} {v}" for k, v in setting.items()),
+                "started": run.created[:19].replace("T", " "),
+            }
+            for run, policy, setting in zip(report.runs, policies(report.histories), _settings(report), strict=True)
         ],
         "metrics": report.metrics,
     }

@@ -8,6 +8,7 @@ from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
 from gradwatch.analysis.comparison import Comparison
+from gradwatch.analysis.groups import policies
 from gradwatch.analysis.rules import HEALTHY, TOO_SHORT, Finding, headline, is_healthy
 from gradwatch.analysis.rules.facts import LEAST_STEPS
 from gradwatch.analysis.verdict import Winner
@@ -111,7 +112,11 @@ def render_markdown(report: Report) -> str:
     lines = [f"# {markdown(report.title)}", ""]
     if report.comparison is not None:
         lines += [*markdown_comparison(report.comparison, report.winners, report.notes), "", "## Runs", ""]
-        lines += _md_table(["run", "policy", "verdict"], [[run.name, run.policy, run.verdict] for run in report.runs])
+        rows = [
+            [run.name, run.created[:19].replace("T", " "), policy, run.verdict]
+            for run, policy in zip(report.runs, policies(report.histories), strict=True)
+        ]
+        lines += _md_table(["run", "started (UTC)", "policy", "verdict"], rows)
         return "\n".join(lines) + "\n"
     (run,) = report.runs
     for finding in run.findings:

@@ -277,6 +277,16 @@ def test_the_charts_of_several_settings_have_one_scale():
     assert ranges([runs[0], runs[0]]) == [None]  # one section alone has its own
 
 
+def test_a_page_of_runs_that_the_loop_clips_otherwise_tells_them_apart_and_when_each_began():
+    runs = [make_history(steps=40, seed=seed, clip=None) for seed in (0, 1)]
+    for history, limit in zip(runs, (0.01, 5.0), strict=True):
+        history.per_step["user_max_norm"] = np.full(40, limit)
+    report = build_report(runs)
+    for page in (render_html(report), render_markdown(report)):
+        assert all(f"clip_grad_norm_(max_norm={limit})" in page.replace("\\", "") for limit in (0.01, 5.0))
+        assert runs[0].run.created[:19].replace("T", " ") in page
+
+
 def test_the_mean_over_seeds_ends_where_a_seed_has_no_value():
     runs = [make_history(steps=40, seed=seed, logged=("accuracy",)) for seed in (0, 1)]
     for history, value in zip(runs, (0.2, 0.4), strict=True):
