@@ -15,6 +15,8 @@ BETTER, WORSE, NO_DIFFERENCE, NOT_JUDGED, BASELINE = (
     "better", "worse", "no difference shown", "not judged", "baseline"
 )  # fmt: skip
 
+FEW = 2  # seeds: their two differences may be alike by chance, and tell nothing apart from the best
+
 
 @dataclass(frozen=True)
 class Contender:
@@ -154,7 +156,7 @@ def _undecided(best: Contender, base: Contender, difference: Estimate) -> str:
     if wanted is None:
         return f"keep {base.policy}; the seeds differ so much more that 50 of each would not show the difference"
     said = f"about {wanted} seeds of each would show the difference, should it stay as large"
-    return f"{said}; until then keep {base.policy}"
+    return f"{said}; until then it is open"
 
 
 def _won(
@@ -177,7 +179,9 @@ def _won(
     same = [
         other.policy
         for other in ranked
-        if other is not best and other is not base and judge(other, best, metric, rises)[1] in (NO_DIFFERENCE, BETTER)
+        if other is not best
+        and other is not base
+        and (len(other.values[metric]) <= FEW or judge(other, best, metric, rises)[1] in (NO_DIFFERENCE, BETTER))
     ]
     sentences = (said, f"Not told apart from it: {', '.join(same)}.") if same else (said,)
     return _named(setting, best, sentences)
