@@ -367,9 +367,17 @@ def test_data_of_another_size_from_a_spike_on_are_no_odd_batch(size, others):
     assert any("--clip" in text for text in found.tries) != others
 
 
+@pytest.mark.parametrize(("height", "severity"), [(3.0, "note"), (30.0, "warning")])
+def test_a_loss_that_was_thrown_far_above_where_it_began_is_no_low_first_value(height, severity):
+    """Though it ends a third below that."""
+    thrown_up = np.where((AT > 1) & (AT < 200), height * np.abs(np.sin(AT / 5)), 0)
+    (found,) = lr_too_high(run(loss=np.maximum(4.6 - AT / 150, 2.9) + thrown_up + 0.01 * NOISE))
+    assert found.severity == severity
+
+
 @pytest.mark.parametrize("step", [20, 110])
 def test_a_spike_before_skip_spike_acts_is_not_for_it(step):
-    hit = AT == step
+    hit = step == AT
     (found,) = spike(run(loss=FLAT, grad_norm=np.where(hit, 60.0, 1.0), clipped_norm=np.where(hit, 60.0, 1.0)))
     assert ("SkipSpike()" in found.cure, "--skip" in found.tries) == (step >= 64, step >= 64)
 
@@ -377,7 +385,7 @@ def test_a_spike_before_skip_spike_acts_is_not_for_it(step):
 @pytest.mark.parametrize("at", [97, 100, 104])
 def test_other_data_come_in_the_step_in_which_the_loss_rises(at):
     later = np.maximum(AT - at, 0)
-    loss = 0.3 + 0.01 * NOISE + np.where(AT >= at, 2.0 * np.exp(-later / 60), 0) + 1.9 * np.exp(-AT / 12)
+    loss = 0.3 + 0.01 * NOISE + np.where(at <= AT, 2.0 * np.exp(-later / 60), 0) + 1.9 * np.exp(-AT / 12)
     (found,) = lr_too_high(run(loss=loss))
     assert (found.severity, found.first_step, found.evidence["began_anew"]) == ("note", at, at)
 
