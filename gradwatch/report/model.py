@@ -156,6 +156,8 @@ def summarize(history: History, metrics: Sequence[str]) -> RunSummary:
 
 def _lane(name: str, history: History) -> LaneSummary:
     norms, itself = finite_norms(history), clips_itself(history)
+    with np.errstate(invalid="ignore"):  # of a step that was not finite, and dropped
+        left = incoming(history) * loop_coef(history)
     return LaneSummary(
         name,
         len(history),
@@ -165,7 +167,7 @@ def _lane(name: str, history: History) -> LaneSummary:
         float(np.quantile(norms, 0.99)) if len(norms) else float("nan"),
         loop_rate(history),
         float(nanmean(loop_coef(history))) if itself else float("nan"),
-        middle(incoming(history) * loop_coef(history)) if itself else float("nan"),
+        middle(left) if itself else float("nan"),
     )
 
 
