@@ -91,17 +91,17 @@ def _writes(p: nn.Parameter) -> int:
 
 
 def _hidden(model: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:
-    """The parameters of modules that stand in a plain list, tuple or dict of one of the model's modules."""
+    """The parameters of modules that stand in a plain list, tuple, dict or object of one of the model's modules."""
     known = {id(module) for module in model.modules()}
     for path, module in model.named_modules():
         for name, value in list(vars(module).items()):
-            if name.startswith("_") or not isinstance(value, list | tuple | dict):
+            if name.startswith("_") or isinstance(value, nn.Module | Tensor | Optimizer | type):
                 continue
-            named = value.items() if isinstance(value, dict) else enumerate(value)
+            own = value if isinstance(value, dict) else getattr(value, "__dict__", {})
+            named = enumerate(value) if isinstance(value, list | tuple) else [*own.items()]
             for key, part in islice(named, MAX_LISTED):
                 if isinstance(part, nn.Module) and id(part) not in known:
-                    prefix = ".".join(filter(None, (path, name, str(key))))
-                    yield from part.named_parameters(prefix)
+                    yield from part.named_parameters(".".join(filter(None, (path, name, str(key)))))
 
 
 def _kinds(optimizers: Sequence[Optimizer]) -> str:

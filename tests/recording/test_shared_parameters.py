@@ -108,28 +108,38 @@ def test_what_another_watch_trains_is_not_without_an_optimizer(tmp_path):
     assert read_manifest(first.dir).unheld == ("head.0.bias",)
 
 
-class Listed(nn.Module):
-    """A layer that the module knows, and one in a plain list, which it does not."""
+class Wrapper:
+    """What calls a layer, and is no module."""
 
-    def __init__(self):
+    def __init__(self, inner):
+        self.inner = inner
+
+
+class Hiding(nn.Module):
+    """A layer that the module knows, and one in a plain list, dict or object, which it does not."""
+
+    def __init__(self, kind):
         super().__init__()
-        self.first, self.parts = nn.Linear(6, 8), [nn.Linear(8, 3)]
+        last = nn.Linear(8, 3)
+        self.first, self._last = nn.Linear(6, 8), [last]
+        self.parts = {"list": [last], "dict": {"a": last}, "object": Wrapper(last)}[kind]
 
     def forward(self, x):
-        return self.parts[0](self.first(x).tanh())
+        return self._last[0](self.first(x).tanh())
 
 
+@pytest.mark.parametrize(("kind", "name"), [("list", "0"), ("dict", "a"), ("object", "inner")])
 @pytest.mark.parametrize("trained", [False, True])
-def test_layers_in_a_plain_list_are_named_where_nobody_trains_them(trained, tmp_path):
-    model = Listed()
-    other = torch.optim.SGD(model.parts[0].parameters(), lr=0.1)
+def test_layers_that_the_model_does_not_know_are_named_where_nobody_trains_them(trained, kind, name, tmp_path):
+    model = Hiding(kind)
+    other = torch.optim.SGD(model._last[0].parameters(), lr=0.1)
     with watch(model, torch.optim.SGD(model.parameters(), lr=0.1), tmp_path) as made:
         for x, y in batches(12, torch.float32):
             nn.functional.cross_entropy(model(x), y).backward()
             made._source.optimizers[0].step()
             if trained:
                 other.step()
-    assert made._writer.run.unheld == (() if trained else ("parts.0.weight", "parts.0.bias"))
+    assert made._writer.run.unheld == (() if trained else (f"parts.{name}.weight", f"parts.{name}.bias"))
     rules = [finding.rule for finding in diagnose(open_history(made.dir))]
     assert ("not-in-optimizer" in rules) != trained
 
