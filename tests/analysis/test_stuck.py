@@ -322,7 +322,7 @@ def test_gradients_below_an_eps_that_nobody_raised_are_what_is_small():
     still = with_loss(1 + 0.001 * NOISE)
     assert below_epsilon(still) == []
     (found,) = update_too_small(still)
-    assert "The gradients are what is small" in found.cause
+    assert "What reaches the optimizer is small" in found.cause
     assert [f.rule for f in below_epsilon(with_loss(1e-4 * (1 + 0.001 * NOISE)))] == ["below-epsilon"]  # scaled down
 
 

@@ -34,7 +34,8 @@ def healthy(history: History, findings: Iterable[Finding]) -> Bools:
     already are left out too.
     """
     last = int(history.step[-1])
-    ends = [f for f in _all(findings) if f.severity != "note"]
+    ends = [f for root in findings for f in (root, *root.consequences) if root.rule not in TOO_LARGE_STEPS or f is root]
+    ends = [f for f in ends if f.severity != "note"]
     bad = [_rise_before(history, f.first_step) for f in ends if f.rule in TOO_LARGE_STEPS]
     bad += [f.first_step for f in ends if _for_good(f, last)]
     norms = incoming(history)

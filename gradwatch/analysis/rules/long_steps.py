@@ -63,8 +63,8 @@ def lr_too_high(history: History, jump: float = 0.35, sigmas: float = 6.0, width
     its targets may have grown instead, and it is a warning with both causes. A note where the loss fell to a tenth of
     where it began all the same, or where it was over within a tenth of the steps, and the loss then fell on, to less
     than half of where it began, if it did not throw the weights out either (`ran_away`); or where it rose before it
-    had won anything, by less than where it began, and the training succeeds: one first loss may lie low by chance; or
-    where what is asked for moves away with what the model says, as a value does that is learnt from itself
+    had won anything, by less than three times where it began, and the training succeeds: one first loss may lie low by
+    chance; or where what is asked for moves away with what the model says, as a value does that is learnt from itself
     (`own_targets_move`). The loss is not judged where parts of a run train against each other (the first step alone
     is: `first_step`), or where it is below 0 early or begins in its own noise (a policy gradient's): it has no scale.
     First steps that were far too long show in the weights (`ran_away`), which is said where the loss shows nothing by
@@ -93,7 +93,7 @@ def lr_too_high(history: History, jump: float = 0.35, sigmas: float = 6.0, width
             brief = last - first < len(rows) / 10 and end < min(lowest, began / 2)
             rise = _shifted(history, values, rows, int(rows[first]))
             shifted = rise is not None
-            unlearnt = lowest >= began > float(evidence["jump"]) and not away and succeeds(history)
+            unlearnt = lowest >= began > float(evidence["jump"]) / 3 and not away and succeeds(history)
             harmless = brief or well or unlearnt or own_targets_move(history)
             severity: Severity = "note" if shifted or harmless else "warning"
             usual = largest_ratio(history, int(rows[last])) < USUAL_RATIO[is_adaptive(history)]

@@ -243,6 +243,8 @@ def _began(finding: Finding, findings: list[Finding]) -> int:
     """
     if finding.rule in _OF_THE_RUN or "left_of_the_gradient" in finding.evidence:
         return finding.last_step
+    if "began_anew" in finding.evidence:  # what is seen in that step itself says more
+        return finding.first_step + 1
     sign_of = {rule for rule, signs in SIGNS.items() if finding.rule in signs and "odd_batch" not in finding.evidence}
     ahead = [f.first_step for f in findings if f.rule in sign_of]
     if _by_steps(finding):  # too long ones are why, though their loss may be seen to leap a little later
