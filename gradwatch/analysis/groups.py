@@ -61,6 +61,7 @@ _NAMES = re.compile(
     r"|host(name)?|port|(master|main_process)_(addr|ip|port)|dist_url|init_method|(local_|node_)?rank|machine_rank"
 )
 
+_MOVES = re.compile(r"=[^=,()]+ to [^=,()]+")  # a threshold in the text of a clip
 _SLICE = re.compile(r"\[\d+\]$")
 _BLOCK = re.compile(r"(?<![^.])\d+(?=\.)")  # of a name such as `h.11.attn.weight`
 SEARCHED = "search."  # before the params that a search drew: they are in the policy's text as well
@@ -157,16 +158,14 @@ def policies(histories: Sequence[History]) -> list[str]:
     Of a threshold that moves only that it does.
     """
     texts = [policy_text(history.run) for history in histories]
-    own = [_MOVES.sub("=…", loop_clips(history.per_step)) for history in histories]
-    differ = {text for text in texts if len({o for t, o in zip(texts, own, strict=True) if t == text}) > 1}
-    clipped = {i for i, text in enumerate(texts) if text in differ and own[i]}
+    clips = [_MOVES.sub("=…", loop_clips(history.per_step)) for history in histories]
+    clips_of: dict[str, set[str]] = {}
+    for text, own in zip(texts, clips, strict=True):
+        clips_of.setdefault(text, set()).add(own)
     return [
-        text if i not in clipped else own[i] if text == NO_POLICY else f"{text} + {own[i]}"
-        for i, text in enumerate(texts)
+        text if not own or len(clips_of[text]) == 1 else own if text == NO_POLICY else f"{text} + {own}"
+        for text, own in zip(texts, clips, strict=True)
     ]
-
-
-_MOVES = re.compile(r"=[^=,()]+ to [^=,()]+")
 
 
 def counted(history: History, metric: str) -> float:

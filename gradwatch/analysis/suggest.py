@@ -23,10 +23,10 @@ from gradwatch.analysis.rules.guard import (
     under_own,
     wrong_norms,
 )
+from gradwatch.analysis.rules.spike_words import ACTS_FROM
 from gradwatch.analysis.whatif import SIMULATED, Z_SCORES, zclip
 from gradwatch.formatting import loop_clips, percent, setting_text
 from gradwatch.history import History
-from gradwatch.policies import SkipSpike
 
 RARE = 0.03  # share of steps that a guard against spikes may change
 # Diseases that a clip cures or eases. Everything else needs its own cure, and a clip would hide it.
@@ -105,8 +105,8 @@ def _guard(history: History, roots: list[Finding]) -> tuple[str, tuple[str, ...]
         few = f"Only {len(norms)} of {steps:,} steps were healthy, and {ENOUGH} are wanted to take a threshold from."
         if "spike" not in rules:
             return "", (few,)
-        if all(root.first_step < SkipSpike().window // 2 for root in roots if root.rule == "spike"):
-            return "", (f"{few} SkipSpike needs none, but acts from step {SkipSpike().window // 2} on.",)
+        if all(root.first_step < ACTS_FROM for root in roots if root.rule == "spike"):
+            return "", (f"{few} SkipSpike needs none, but acts from step {ACTS_FROM} on.",)
         return "SkipSpike()", (few, "SkipSpike needs none: it leaves out a step far above those before it.")
     if limit is None:
         first = finite_norms(history)[:1]

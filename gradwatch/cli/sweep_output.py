@@ -55,14 +55,15 @@ def show_training(
                     progress.remove_task(lines.pop(number))
                 progress.advance(whole)
                 record = Record.read(todo[number])
-                if record is not None and record.over and _watches_itself(todo[number]):
+                if record is None:
+                    continue
+                if record.over and _watches_itself(todo[number]):
                     raise RunError(
                         f"{todo[number].label} ended well and recorded elsewhere: the script calls watch() itself, and "
                         "what a sweep asks for does not reach it. Take watch() out of the script, or give it to the "
                         f"sweep as it was before; {todo[number].folder / OUTPUT} holds what it printed"
                     )
-                if record is not None:
-                    progress.console.print(Lines([sweep_summary.said_of(todo[number], record)], hang=2), crop=False)
+                progress.console.print(Lines([sweep_summary.said_of(todo[number], record)], hang=2), crop=False)
     if not console.is_interactive:
         console.print()
 

@@ -61,22 +61,26 @@ def load(state: Mapping[str, Any], stepper: Stepper) -> list[str]:
             f"this state was saved with other layers: {found!r:.200}, and this Watch has "
             f"{wanted!r:.200}; make the Watch as it was made then"
         )
-    renorm, rates = repr(stepper.weights.renorm), repr(stepper.rate_scale)
-    asked = {
-        "clip": (state["clip"], repr(stepper.clipper.policy)),
-        "renorm": (state.get("renorm", renorm), renorm),
-    }
     stepper.resumed_at = int(state["steps"])
     go_back(state, stepper)
-    others = [f"{name}={now} in the place of {then}" for name, (then, now) in asked.items() if then != now]
-    return others + ["other factors of the learning rates"] * (state.get("rates", repr(RateScale())) != rates)
+    asked = _asked(state, stepper).items()
+    others = [f"{name}={now} in the place of {then}" for name, (then, now) in asked if then != now]
+    rates = state.get("rates", repr(RateScale()))
+    return others + ["other factors of the learning rates"] * (rates != repr(stepper.rate_scale))
+
+
+def _asked(state: Mapping[str, Any], stepper: Stepper) -> dict[str, tuple[str, str]]:
+    """What was asked for when the state was saved, and what is now."""
+    clip, renorm = repr(stepper.clipper.policy), repr(stepper.weights.renorm)
+    return {"clip": (state["clip"], clip), "renorm": (state.get("renorm", renorm), renorm)}
 
 
 def go_back(state: Mapping[str, Any], stepper: Stepper) -> None:
     """Give the stepper the policy's state, and let the schedules count from where it was saved; steps count on."""
-    if state["clip"] == repr(stepper.clipper.policy):
+    same = {name for name, (then, now) in _asked(state, stepper).items() if then == now}
+    if "clip" in same:
         stepper.clipper.load_state(state["policy_state"])
-    if state.get("renorm", repr(stepper.weights.renorm)) == repr(stepper.weights.renorm):
+    if "renorm" in same:
         stepper.weights.load_state(state.get("renorm_state", {}))
     stepper.taken_back = stepper.steps - int(state["steps"]) + int(state.get("taken_back", 0))
 

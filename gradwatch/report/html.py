@@ -50,6 +50,7 @@ from gradwatch.report.wording import (
     facts,
     layer_note,
     seeds,
+    started,
     suggestion_head,
     what_if_cells,
     where_text,
@@ -178,7 +179,7 @@ def _many(report: Report, page: Page) -> dict[str, Any]:
     headers = [column.header for column in shown]
     shades = colors(report.histories, report.comparison)
     parts = sections(report.histories, report.metrics, report.heatmaps, report.comparison)
-    count = len(set(policies(report.histories)))
+    labels = policies(report.histories)
     return {
         "headers": headers,
         "words": headers.index("runs"),
@@ -190,7 +191,7 @@ def _many(report: Report, page: Page) -> dict[str, Any]:
         "notes": report.notes,
         "shades": shades,
         "diverged": [bool(count) for count in report.comparison["diverged"]],
-        "subtitle": _subtitle(len(report.runs), count, len(parts)),
+        "subtitle": _subtitle(len(report.runs), len(set(labels)), len(parts)),
         "sections": [_section(part, page, shades) for part in parts],
         "runs": [
             {
@@ -198,9 +199,9 @@ def _many(report: Report, page: Page) -> dict[str, Any]:
                 "policy": policy,
                 "color": shades[policy],
                 "setting": " · ".join(f"{k} {v}" for k, v in setting.items()),
-                "started": run.created[:19].replace("T", " "),
+                "started": started(run),
             }
-            for run, policy, setting in zip(report.runs, policies(report.histories), _settings(report), strict=True)
+            for run, policy, setting in zip(report.runs, labels, _settings(report), strict=True)
         ],
         "metrics": report.metrics,
     }

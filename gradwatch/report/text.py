@@ -24,6 +24,7 @@ from gradwatch.report.wording import (
     facts,
     finding_lines,
     layer_note,
+    started,
     suggestion_lines,
     what_if_cells,
     where_text,
@@ -113,7 +114,7 @@ def render_markdown(report: Report) -> str:
     if report.comparison is not None:
         lines += [*markdown_comparison(report.comparison, report.winners, report.notes), "", "## Runs", ""]
         rows = [
-            [run.name, run.created[:19].replace("T", " "), policy, run.verdict]
+            [run.name, started(run), policy, run.verdict]
             for run, policy in zip(report.runs, policies(report.histories), strict=True)
         ]
         lines += _md_table(["run", "started (UTC)", "policy", "verdict"], rows)

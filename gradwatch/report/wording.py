@@ -192,6 +192,11 @@ def rewinds_text(rewinds: Sequence[Rewound]) -> str:
     )
 
 
+def started(run: RunSummary) -> str:
+    """When it began, in UTC to the second, as its folder is named."""
+    return run.created[:19].replace("T", " ")
+
+
 def _final(run: RunSummary, value: float) -> str:
     lost = math.isnan(value) and run.lost_since is not None
     return f"inf or NaN (gradients since step {run.lost_since:,})" if lost else quantity_text(value)

@@ -161,28 +161,21 @@ def clip_is_your_learning_rate(
     if share <= often:
         return []
     typical = float(np.median(coef[known]))
-    smaller, (rate, kind) = 1 / max(typical, 1e-30), rate_by_scale(history)
+    smaller, (rate, kind), without = 1 / max(typical, 1e-30), rate_by_scale(history), rate_without(history, typical)
     adaptive = is_adaptive(history)
     little = smaller < (harmless if succeeds(history) else factor)
     severity: Severity = "note" if adaptive or little or succeeds(history, well) else "warning"
     layer_share = history.clip_rate
     layers = () if (layer_share[~np.isnan(layer_share)] > often).all() else pick(history, layer_share > often)
     cause = f"{threshold[0].upper()}{threshold[1:]} changed {percent(share)} of the steps and made a typical one "
-    cause += f"{smaller:.3g} times smaller: "
-    cause += _real_rate(history, typical, kind, rate)
+    real, after = _of_the_rate(history, typical, rate, kind, without)
+    cause += f"{smaller:.3g} times smaller: {real}"
     own = "loop's own" in threshold
     cure = f'As a guard that fires on 1 % of the steps it would be clip="{GUARD}"'
     cure += ", in place of the loop's own clip (gradwatch run --script-clip replace)" if own else ""
-    factor, steps = rate_without(history, typical)
-    if adaptive or _clips_a_part(history):
-        cure += "."
-    elif not kind and rates_differ(history):
-        cure += f"; at {new_rate(history, factor)} the steps {steps}."
-    else:
-        cure += f"; with {kind and f'{kind} at '}lr={setting_text(rate * factor)} the steps {steps}."
-    cure += _TERMS if not adaptive and smaller >= harmless else ""
+    cure += after + (_TERMS if not adaptive and smaller >= harmless else "")
     alone = adaptive or kind  # every rate would be changed
-    tries = (clip_with(GUARD),) if alone else (f"{clip_with(GUARD)} {rate_times(factor)}", clip_with(GUARD))
+    tries = (clip_with(GUARD),) if alone else (f"{clip_with(GUARD)} {rate_times(without[0])}", clip_with(GUARD))
     return [
         Finding(
             "clip-is-your-learning-rate",
@@ -198,20 +191,26 @@ def clip_is_your_learning_rate(
     ]
 
 
-def _real_rate(history: History, typical: float, kind: str, rate: float) -> str:
-    """What a clip that leaves `typical` of most steps makes of the learning rate, `rate` for the optimizers `kind`."""
+def _of_the_rate(
+    history: History, typical: float, rate: float, kind: str, without: tuple[float, str]
+) -> tuple[str, str]:
+    """What a clip that leaves `typical` of most steps makes of the `rate` of optimizers of a `kind`, and what one is
+    wanted `without` it, in words.
+    """
+    factor, steps = without
     if is_adaptive(history):
-        return f"{optimizer_kind(history)} takes the scale out of the gradients again, so nothing needs to change."
-    if _clips_a_part(history):
-        return "a part of the layers is clipped, whose steps are shorter than the learning rate says; others' are not."
+        said = f"{optimizer_kind(history)} takes the scale out of the gradients again, so nothing needs to change."
+        return said, "."
+    if (history.total("user_clip_share") < 1).any():  # of the layers that have a gradient
+        said = "a part of the layers is clipped, whose steps are shorter than the learning rate says; others' are not."
+        return said, "."
     if not kind and rates_differ(history):
-        return f"the real learning rates are {new_rate(history, typical)}."
-    return f"the real learning rate{kind and f' of {kind}'} is {setting_text(rate * typical)}, not {rate:g}."
-
-
-def _clips_a_part(history: History) -> bool:
-    """Whether the loop's own clip is of some layers alone, by its share of those that have a gradient."""
-    return bool((history.total("user_clip_share") < 1).any())
+        said = f"the real learning rates are {new_rate(history, typical)}."
+        return said, f"; at {new_rate(history, factor)} the steps {steps}."
+    return (
+        f"the real learning rate{kind and f' of {kind}'} is {setting_text(rate * typical)}, not {rate:g}.",
+        f"; with {kind and f'{kind} at '}lr={setting_text(rate * factor)} the steps {steps}.",
+    )
 
 
 _TERMS = (

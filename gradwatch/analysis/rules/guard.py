@@ -31,11 +31,11 @@ def healthy(history: History, findings: Iterable[Finding]) -> Bools:
     Without outliers: in the log more than 6 robust σ above the steps before them, as `SkipSpike` has it (above those
     after them, where they are the first). Norms fall while a network learns: those of its beginning are no outliers.
     A note of what passed makes no step unhealthy. Of steps that were too large, those in which a loss was on its way up
-    already are left out too.
+    already are left out too. What follows from a finding counts as well, but for what follows from such steps.
     """
     last = int(history.step[-1])
-    ends = [f for root in findings for f in (root, *root.consequences) if root.rule not in TOO_LARGE_STEPS or f is root]
-    ends = [f for f in ends if f.severity != "note"]
+    all_ends = ([root] if root.rule in TOO_LARGE_STEPS else _all([root]) for root in findings)
+    ends = [f for each in all_ends for f in each if f.severity != "note"]
     bad = [_rise_before(history, f.first_step) for f in ends if f.rule in TOO_LARGE_STEPS]
     bad += [f.first_step for f in ends if _for_good(f, last)]
     norms = incoming(history)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,7 +40,7 @@ from gradwatch.analysis.rules.tries import LOWER, new_rate, rate_times
 from gradwatch.analysis.rules.unchanged import TAKEN_BACK
 from gradwatch.analysis.rules.updates import weak_gradients
 from gradwatch.formatting import percent
-from gradwatch.history import History
+from gradwatch.history import Floats, History
 from gradwatch.storage.logged_names import HELD_OUT
 
 
@@ -97,12 +98,7 @@ def _not_held_out(history: History, min_steps: int, running: int, share: float, 
     known = [p for p in progress(history) if p.is_loss] if can_be_judged(history, min_steps, running) else []
     if not known or not all(p.is_large(0.5) for p in known):
         return []
-    unseen = []
-    for name in filter(HELD_OUT.search, history.logged):
-        rises, values = higher_is_better(name, [history]), history.total(name)
-        values = values[np.isfinite(values)]
-        if rises is not None and len(values) >= least:
-            unseen.append(went(name, -values if rises else values, -1 if rises else 1))
+    unseen = [went(name, worse, sign) for name, sign, _, worse in _held_out(history, least)]
     better = (
         p.is_large(share) or p.won > 0.2 * abs(p.first) or abs(p.best - p.began) > 0.05 * abs(p.began) for p in unseen
     )
@@ -135,23 +131,30 @@ def _lost_at_once(history: History, least: int = 8, part: float = 0.5, sigmas: f
     By more than the share `part` of all that it had won, and `sigmas` times what it moves from value to value. What is
     learnt by heart makes it worse little by little.
     """
-    for name in filter(HELD_OUT.search, history.logged):
-        rises, values = higher_is_better(name, [history]), history.total(name)
-        rows = np.flatnonzero(np.isfinite(values))
-        if rises is None or len(rows) < least:
-            continue
-        worse = -values[rows] if rises else values[rows]
+    for name, sign, rows, worse in _held_out(history, least):
         steps = np.diff(worse)
         at = 3 + int(steps[2:-2].argmax())
         before, after = float(np.median(worse[at - 3 : at])), float(np.median(worse[at:]))
         lost, won = after - before, worse[0] - before
         usual = 1.4826 * float(np.median(np.abs(steps)))
         if lost > max(part * won, sigmas * usual, 0) and won > 0 and (worse[at:] > before + lost / 2).all():
-            return [_lost(history, name, -1.0 if rises else 1.0, (before, after), rows[at - 1 : at + 1])]
+            return [_lost(history, name, sign, (before, after), rows[at - 1 : at + 1])]
     return []
 
 
-def _lost(history: History, name: str, sign: float, values: tuple[float, float], rows: NDArray[np.intp]) -> Finding:
+def _held_out(history: History, least: int) -> Iterator[tuple[str, int, NDArray[np.intp], Floats]]:
+    """Each scalar of known direction that is measured on other data, `least` times or more: the sign that makes it
+    better when lower, the rows that have one, and the values there with that sign.
+    """
+    for name in filter(HELD_OUT.search, history.logged):
+        rises, values = higher_is_better(name, [history]), history.total(name)
+        rows = np.flatnonzero(np.isfinite(values))
+        if rises is not None and len(rows) >= least:
+            sign = -1 if rises else 1
+            yield name, sign, rows, sign * values[rows]
+
+
+def _lost(history: History, name: str, sign: int, values: tuple[float, float], rows: NDArray[np.intp]) -> Finding:
     last, first = (int(step) for step in history.step[rows])
     before, after = (sign * value for value in values)
     return Finding(

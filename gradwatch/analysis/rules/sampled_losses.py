@@ -166,12 +166,12 @@ def given(history: History) -> tuple[str, float] | None:
     return (layer_at(history, places[0]), size) if size > 0 else None
 
 
-def other_data_from(history: History, row: int, times: float = 2.0, least: int = 3) -> bool | None:
-    """Whether from a row on the model was given data of another size for good; None where both were not seen enough."""
+def other_data_from(history: History, row: int, times: float = 2.0, least: int = 3) -> bool:
+    """Whether from a row on the model was seen to be given data of another size, `least` times on either side."""
     at, sizes = sampled(history, "input_rms")
     before, after = sizes[at < history.step[row]], sizes[at > history.step[row]]
     if min(len(before), len(after)) < least or not np.median(before) > 0:
-        return None
+        return False
     ratio = float(np.median(after) / np.median(before))
     return ratio > times or ratio < 1 / times
 

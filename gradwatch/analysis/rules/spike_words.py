@@ -9,12 +9,13 @@ import numpy as np
 from gradwatch.analysis.rules.facts import GUARD, is_adaptive, optimizer_kind
 from gradwatch.analysis.rules.finding import either
 from gradwatch.analysis.rules.largest_row import LargestRow
-from gradwatch.analysis.rules.sampled_losses import other_data_from
 from gradwatch.analysis.rules.tries import A_THIRD, OWN_PAST, clip_with
 from gradwatch.history import History
+from gradwatch.policies import SkipSpike
 
 SPARED = 0.5  # of the other layers' gradients, which a clip leaves where one row stands out: below it they lose much
 STAYED = 3.0  # times the usual gradient
+ACTS_FROM = SkipSpike().window // 2  # before so many steps it skips none
 OF_LASTING = ("that batch is odd", "other data, or another loss, came with it")
 OF_SPIKES = ("the batches of these steps are odd", "the learning rate is too high")
 
@@ -40,12 +41,14 @@ def cause_of(
     return f"{many}; the gradient of step {step} is {times:.3g} times the usual one{who}. {either(causes)}"
 
 
-def of_other_data(history: History, row: int, alone: bool) -> tuple[str, tuple[str, ...]]:
-    """The words where it stays up for several steps, and a clip to be tried where it does so once, `alone`."""
+def of_other_data(others: bool, alone: bool) -> tuple[str, tuple[str, ...]]:
+    """The words where it stays up for several steps, and a clip to be tried where it does so once, `alone`; `others`:
+    what the model is given is of another size from there on.
+    """
     cure = "Look at the batches from that step on: whether rows are drawn in a random order, and whether other data, "
     cure += "targets or weights of the loss came. A clip does not make such data usual, and what is left out is not "
     cure += "learnt. If they are like the others, the steps have become too long: lower the learning rate to a third"
-    if other_data_from(history, row):
+    if others:
         return f"What the model is given is of another size from there on. {cure}.", (A_THIRD,)
     if not alone:
         return f"{cure}.", (A_THIRD,)

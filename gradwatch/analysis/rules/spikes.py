@@ -24,6 +24,7 @@ from gradwatch.analysis.rules.recurring_jumps import exchanged
 from gradwatch.analysis.rules.sampled_losses import another_task, other_data_from
 from gradwatch.analysis.rules.schedule import raised_before
 from gradwatch.analysis.rules.spike_words import (
+    ACTS_FROM,
     OF_LASTING,
     OF_MILD,
     OF_SPIKES,
@@ -33,7 +34,6 @@ from gradwatch.analysis.rules.spike_words import (
     of_other_data,
 )
 from gradwatch.history import Bools, Floats, History
-from gradwatch.policies import SkipSpike
 
 Rows = NDArray[np.intp]
 MEMORY = 10.0  # steps of a momentum of 0.9: what one odd batch leaves behind is over by then
@@ -78,18 +78,18 @@ def spike(
     worst = int(rows[np.argmax(np.where(up[rows], seen.times[rows], 0))])
     caught = _caught(history, rows[up[rows]], window)
     back, recovered = _came_back(history, losses, rows)
-    # A loss that jumps and comes back, with usual gradients, is one odd batch; with gradients that are not finite, not
+    # A loss that jumps and comes back, with usual gradients, is one odd batch; with gradients that are not finite, not.
     quiet = bool(caught.all()) if up.any() else batch is None
     passed = quiet or (batch is None and np.nanmax(seen.times[rows], initial=1.0) < mild and _goes_well(history))
     passed |= back == "yes" and succeeds(history, well) and _is_small(incoming(history), rows, began)
     severity: Severity = "error" if losses and not recovered else "note" if passed and recovered else "warning"
     one_row = largest_row(history, worst) if up[worst] else None
     many = len(rows) > often * len(history)
-    lasts = seen.last_long(rows) or other_data_from(history, int(rows[0])) is True
-    late = bool((rows >= SkipSpike().window // 2).any())
-    cure, tries = cure_of(history, many, late, quiet and recovered, one_row)
+    others = other_data_from(history, int(rows[0]))
+    lasts = others or seen.last_long(rows)
+    cure, tries = cure_of(history, many, bool(rows[-1] >= ACTS_FROM), quiet and recovered, one_row)
     if tries and lasts:
-        cure, tries = of_other_data(history, int(rows[0]), alone=rows[-1] - rows[0] < 2 * MEMORY)
+        cure, tries = of_other_data(others, alone=rows[-1] - rows[0] < 2 * MEMORY)
     elif tries and recovered and one_row is None and not many and seen.are_mild(mild):
         cure, tries = OF_MILD, ()
     evidence = _numbers(history, seen, rows, worst, caught) | {"recovered": back}

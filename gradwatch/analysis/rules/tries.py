@@ -1,4 +1,4 @@
-"""Cures as options of `gradwatch run`: `Finding.tries`, for who tries them on a script as it is."""
+"""Cures as options of `gradwatch run`: `Finding.tries`, for who tries them on a script as it is; and rates in words."""
 
 from __future__ import annotations
 
