@@ -9,8 +9,8 @@ import torch
 from make_run import changed, make_history
 from training import batches, mlp, watch
 
-from gradwatch import open_history
-from gradwatch.analysis.rules import HEALTHY, TOO_SHORT, Finding, diagnose, verdict
+from gradwatch import GradwatchWarning, open_history
+from gradwatch.analysis.rules import HEALTHY, TOO_SHORT, Finding, diagnose, registry, verdict
 from gradwatch.analysis.rules.consequences import CONSEQUENCES
 from gradwatch.analysis.rules.dead_layers import dead_layer
 from gradwatch.analysis.rules.depth import imbalance
@@ -345,6 +345,19 @@ def found(rule, first, last=100, severity="warning"):
 
 def tree(*findings):
     return {root.rule: [f.rule for f in root.consequences] for root in group(findings)}
+
+
+def test_a_rule_that_fails_costs_no_other_its_word(monkeypatch):
+    def broken(history):
+        raise IndexError("index 0 is out of bounds")
+
+    monkeypatch.setattr(registry, "RULES", (broken, *registry.RULES))
+    history = make_history(nan_at=50)
+    with pytest.warns(
+        GradwatchWarning, match=r"the rule broken could not judge .* \(IndexError: index"
+    ):
+        found = diagnose(history)
+    assert [finding.rule for finding in found] == ["nonfinite"]
 
 
 def test_an_explosion_is_one_finding_with_its_consequences_under_it():

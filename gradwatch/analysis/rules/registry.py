@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -81,6 +81,7 @@ from gradwatch.analysis.rules.weight_decay import weight_decay_too_strong
 from gradwatch.analysis.rules.weight_growth import renorm_binds, weight_growth, weights_shrink
 from gradwatch.analysis.rules.weights_reset import weights_reset
 from gradwatch.analysis.rules.wrong_sign import wrong_sign
+from gradwatch.errors import warn
 from gradwatch.history import History
 from gradwatch.storage.logged_names import is_training_loss
 
@@ -177,7 +178,7 @@ def _found(lane: History) -> list[Finding]:
     What one metric shows is a note where another that counts for more succeeded (`_outweighed`); not that a loss falls
     below 0 where it cannot, which a term of it does with it.
     """
-    found = [finding for rule in RULES for finding in rule(lane)]
+    found = [finding for rule in RULES for finding in _asked(rule, lane)]
     found = [
         replace(f, severity="note") if f.rule != "negative-loss" and _outweighed(lane, f.evidence.get("metric")) else f
         for f in found
@@ -185,6 +186,19 @@ def _found(lane: History) -> list[Finding]:
     if any(f.severity == "error" and f.rule != "nonfinite" for f in found) and succeeds(lane):
         return [replace(f, severity="warning") if f.severity == "error" and f.rule != "nonfinite" else f for f in found]
     return found
+
+
+def _asked(rule: Callable[[History], list[Finding]], lane: History) -> list[Finding]:
+    """What one rule says. One that fails on a record, a bug of ours, costs the word of none but itself, and says so."""
+    try:
+        return rule(lane)
+    except Exception as error:
+        name = rule.__name__.replace("_", "-")
+        warn(
+            f"the rule {name} could not judge {lane.run.name} ({type(error).__name__}: {error}): the other rules did; "
+            "please report it, with the run's folder if you can"
+        )
+        return []
 
 
 def _outweighed(lane: History, metric: float | str | None, share: float = 0.2) -> bool:

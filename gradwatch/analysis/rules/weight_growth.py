@@ -122,7 +122,7 @@ def weights_shrink(
     if not which.any():
         return []
     decay = max(decay_of_groups(history), default=0.0)
-    row = 0 if decays else int(np.flatnonzero((norm[:, which] < 0.9 * begin[which]).any(axis=1))[0])
+    row = 0 if decays else int((norm[:, which] < 0.9 * begin[which]).any(axis=1).argmax())
     least = float(np.nanmin(left[which]))
     why = _shrinking(history, decay)
     return [
