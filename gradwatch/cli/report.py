@@ -71,11 +71,11 @@ def report(
 
 
 def _verdicts(runs: Sequence[RunSummary]) -> str:
-    """That of a run; of several how many are healthy, and those that are not."""
-    from gradwatch.analysis.rules import is_healthy
+    """That of a run; of several how many have no findings, and what the others have."""
+    from gradwatch.analysis.rules import has_no_findings
 
     if len(runs) == 1:
         return f"Verdict: {runs[0].verdict}"
-    sick = [f"{run.name}: {run.verdict}" for run in runs if not is_healthy(run.verdict)]
+    sick = [f"{run.name}: {run.verdict}" for run in runs if not has_no_findings(run.verdict)]
     more = [f"and {len(sick) - MOST} more"] if len(sick) > MOST else []
-    return "\n".join([f"{len(runs) - len(sick)} of {len(runs)} runs are healthy.", *sick[:MOST], *more])
+    return "\n".join([f"{len(runs) - len(sick)} of {len(runs)} runs have no findings.", *sick[:MOST], *more])

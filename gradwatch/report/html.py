@@ -18,7 +18,7 @@ from markupsafe import Markup
 
 from gradwatch._version import __version__
 from gradwatch.analysis.groups import policies, settings
-from gradwatch.analysis.rules import TOO_SHORT, Finding, is_healthy
+from gradwatch.analysis.rules import TOO_SHORT, Finding, has_no_findings
 from gradwatch.history import History
 from gradwatch.report.activations import activation_charts
 from gradwatch.report.build import Report
@@ -113,8 +113,8 @@ def _one(report: Report, page: Page) -> dict[str, Any]:
     return {
         "run": run,
         "findings": findings,
-        "badge": run.verdict if is_healthy(run.verdict) or run.verdict == TOO_SHORT else counts_text(run.findings),
-        "mood": "good" if is_healthy(run.verdict) else "bad" if "error" in counts_text(run.findings) else "warn",
+        "badge": run.verdict if has_no_findings(run.verdict) or run.verdict == TOO_SHORT else counts_text(run.findings),
+        "mood": "good" if has_no_findings(run.verdict) else "bad" if "error" in counts_text(run.findings) else "warn",
         "suggestions": [
             {"head": suggestion_head(s), "code": clip_argument(s.policy) if s.policy else "", "reasons": s.reasons}
             for s in run.suggestions

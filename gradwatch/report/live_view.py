@@ -19,7 +19,7 @@ from rich.text import Text
 from gradwatch.analysis.clips import as_one, clips_itself
 from gradwatch.analysis.final_values import lost_since, policy_text, seconds_per_step
 from gradwatch.analysis.groups import metric_names
-from gradwatch.analysis.rules import TOO_SHORT, Finding, is_healthy, verdict
+from gradwatch.analysis.rules import NO_FINDINGS, TOO_SHORT, Finding, has_no_findings, verdict
 from gradwatch.analysis.rules.facts import limits_of
 from gradwatch.formatting import percent, quantity_text
 from gradwatch.history import Floats, History
@@ -213,7 +213,8 @@ def _layer_lines(found: Sequence[Layer], width: int) -> Iterator[Text]:
 
 def _found(findings: Sequence[Finding], said: str, width: int) -> Iterator[Text]:
     if not findings:
-        yield _cut(f"Findings: none so far ({said})" if is_healthy(said) or said == TOO_SHORT else said, width, "dim")
+        none = "Findings: none so far" + (f" ({said})" if said == TOO_SHORT else said.removeprefix(NO_FINDINGS))
+        yield _cut(none if said == TOO_SHORT or has_no_findings(said) else said, width, "dim")
         return
     for finding in findings:
         yield _cut(f"{finding.severity}: {finding.summary}", width, COLORS[finding.severity])

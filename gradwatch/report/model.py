@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gradwatch.analysis.clips import clips_itself, incoming, loop_coef, loop_rate, summed_up
-from gradwatch.analysis.final_values import final, finite_norms, lost_since, nonfinite_steps, policy_text
+from gradwatch.analysis.final_values import final, finite_norms, lost_since, nonfinite_steps, policy_text, untrained
 from gradwatch.analysis.optimizers import as_code, changes, group_texts
 from gradwatch.analysis.rewinds import Rewound, rewinds
 from gradwatch.analysis.rules import Finding, diagnose, verdict
@@ -81,6 +81,7 @@ class RunSummary:
     nonfinite_steps: int
     median_grad_norm: float
     p99_grad_norm: float
+    first: dict[str, float]  # of each metric that is shown, its first value and its `final` one
     final: dict[str, float]
     lost_since: int | None  # the first of the inf or NaN gradients that the run ended in
     layers: tuple[LayerSummary, ...]
@@ -141,6 +142,7 @@ def summarize(history: History, metrics: Sequence[str]) -> RunSummary:
         loop_clip_rate=whole.loop_clip_rate,
         loop_clip_coef=whole.loop_clip_coef,
         median_left=whole.median_left,
+        first={name: untrained(history, name) for name in metrics},
         final={name: final(history, name) for name in metrics},
         lost_since=lost_since(history),
         layers=tuple(

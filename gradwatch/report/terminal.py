@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console, Group
 
 from gradwatch.analysis.comparison import Comparison
-from gradwatch.analysis.rules import TOO_SHORT, is_healthy
+from gradwatch.analysis.rules import TOO_SHORT, has_no_findings
 from gradwatch.analysis.verdict import Winner
 from gradwatch.analysis.whatif import Outcome
 from gradwatch.report.activations import HEADERS, RANKS, module_cells, outlying
@@ -67,7 +67,7 @@ def show_run(run: RunSummary, ref: str = "RUN", everything: bool = True) -> Rend
     scrolled away stands at the end again.
     `ref` is what the user calls the run.
     """
-    style = "" if is_healthy(run.verdict) else "yellow" if run.verdict == TOO_SHORT else "bold red"
+    style = "" if has_no_findings(run.verdict) else "yellow" if run.verdict == TOO_SHORT else "bold red"
     verdict = ("verdict", run.verdict, style)
     head = Facts([verdict, *((word, value, "") for word, value in facts(run))])
     findings = [line for finding in run.findings for line in ("", *finding_lines(finding))]

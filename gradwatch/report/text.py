@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gradwatch.analysis.comparison import Comparison
 from gradwatch.analysis.groups import policies
-from gradwatch.analysis.rules import HEALTHY, TOO_SHORT, Finding, headline, is_healthy
+from gradwatch.analysis.rules import NO_FINDINGS, TOO_SHORT, Finding, has_no_findings, headline
 from gradwatch.analysis.rules.facts import LEAST_STEPS
 from gradwatch.analysis.verdict import Winner
 from gradwatch.formatting import percent, quantity_text
@@ -76,9 +76,11 @@ def render_github(run: str, findings: Sequence[Finding], said: str | None = None
 
 def _reserve(said: str | None) -> list[str]:
     """What a verdict without findings does not cover, as `what: why`; none where it covers all."""
-    if said is None or said == HEALTHY:
+    if said is None or said == NO_FINDINGS:
         return []
-    return [f"{TOO_SHORT}: {WANTED}"] if said == TOO_SHORT else [said.partition(", ")[2]] if is_healthy(said) else []
+    if said == TOO_SHORT:
+        return [f"{TOO_SHORT}: {WANTED}"]
+    return [said.partition(", ")[2]] if has_no_findings(said) else []
 
 
 def _message(finding: Finding) -> str:

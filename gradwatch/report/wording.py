@@ -171,7 +171,7 @@ def facts(run: RunSummary) -> list[tuple[str, str]]:
         *((("note", run.loop_clips_note),) if run.loop_clips_note else ()),
         ("non-finite steps", f"{run.nonfinite_steps:,}"),
         *((("rewinds", rewinds_text(run.rewinds)),) if run.rewinds else ()),
-        *((f"final {name}", _final(run, value)) for name, value in run.final.items()),
+        *((f"final {name}", _final(run, name)) for name in run.final),
         *seeds(run.params).items(),
         ("started", run.created[:16].replace("T", " ") + " UTC"),
     ]
@@ -197,9 +197,12 @@ def started(run: RunSummary) -> str:
     return run.created[:19].replace("T", " ")
 
 
-def _final(run: RunSummary, value: float) -> str:
-    lost = math.isnan(value) and run.lost_since is not None
-    return f"inf or NaN (gradients since step {run.lost_since:,})" if lost else quantity_text(value)
+def _final(run: RunSummary, name: str) -> str:
+    """As in `0.413 (1.19 at first)`: no findings are no proof that a training got anywhere."""
+    first, last = run.first[name], run.final[name]
+    if math.isnan(last) and run.lost_since is not None:
+        return f"inf or NaN (gradients since step {run.lost_since:,})"
+    return quantity_text(last) + (f" ({quantity_text(first)} at first)" if math.isfinite(first) else "")
 
 
 def _rates(run: RunSummary) -> str:

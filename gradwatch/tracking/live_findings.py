@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from gradwatch.analysis.rules import HEALTHY, Finding, diagnose, headline, verdict
+from gradwatch.analysis.rules import NO_FINDINGS, Finding, diagnose, headline, verdict
 from gradwatch.errors import RunError
 from gradwatch.history import History
 from gradwatch.sanitize import plain, read_json
@@ -147,11 +147,11 @@ def _read(path: Path) -> Any:
         return None
 
 
-def finding_tags(findings: Sequence[Finding], healthy: str = HEALTHY) -> dict[str, str]:
-    """The MLflow tags that say what is wrong; where nothing is, the verdict is `healthy`, or another word for it."""
+def finding_tags(findings: Sequence[Finding], nothing: str = NO_FINDINGS) -> dict[str, str]:
+    """The MLflow tags that say what is wrong; where nothing is, the verdict is `nothing`."""
     text = "; ".join(f"{finding.severity} {finding.summary}" for finding in findings) or "none"
     said = headline(findings)
     return {
-        Tag.VERDICT: healthy if said == HEALTHY else said,
+        Tag.VERDICT: nothing if said == NO_FINDINGS else said,
         Tag.FINDINGS: text if len(text) <= MAX_TAG else text[: MAX_TAG - 2] + " …",
     }

@@ -10,7 +10,7 @@ from make_run import changed, make_history
 from training import batches, mlp, watch
 
 from gradwatch import GradwatchWarning, open_history
-from gradwatch.analysis.rules import HEALTHY, TOO_SHORT, Finding, diagnose, registry, verdict
+from gradwatch.analysis.rules import NO_FINDINGS, TOO_SHORT, Finding, diagnose, registry, verdict
 from gradwatch.analysis.rules.consequences import CONSEQUENCES
 from gradwatch.analysis.rules.dead_layers import dead_layer
 from gradwatch.analysis.rules.depth import imbalance
@@ -36,7 +36,7 @@ def with_layer(history, quantity, values):
 def test_a_noisy_run_is_healthy(seed):
     history = make_history(steps=300, seed=seed)
     assert diagnose(history) == []
-    assert verdict(history) == "healthy"
+    assert verdict(history) == "no findings"
 
 
 @pytest.mark.parametrize("steps", [1, 2, 5, 14, 31])
@@ -44,13 +44,13 @@ def test_a_short_run_without_findings_is_not_called_healthy(steps):
     history = make_history(steps=steps)
     assert diagnose(history) == []
     assert verdict(history) == TOO_SHORT
-    assert verdict(make_history(steps=32)) == HEALTHY
+    assert verdict(make_history(steps=32)) == NO_FINDINGS
 
 
 def test_steps_that_were_dropped_judge_nothing():
     history = make_history(steps=60)
     assert verdict(with_steps(history, skipped=(history.step < 29).astype(float))) == TOO_SHORT
-    assert verdict(with_steps(history, skipped=(history.step < 28).astype(float))) == HEALTHY
+    assert verdict(with_steps(history, skipped=(history.step < 28).astype(float))) == NO_FINDINGS
 
 
 def test_of_parts_the_one_with_the_fewest_steps_counts():
@@ -353,9 +353,7 @@ def test_a_rule_that_fails_costs_no_other_its_word(monkeypatch):
 
     monkeypatch.setattr(registry, "RULES", (broken, *registry.RULES))
     history = make_history(nan_at=50)
-    with pytest.warns(
-        GradwatchWarning, match=r"the rule broken could not judge .* \(IndexError: index"
-    ):
+    with pytest.warns(GradwatchWarning, match=r"the rule broken could not judge .* \(IndexError: index"):
         found = diagnose(history)
     assert [finding.rule for finding in found] == ["nonfinite"]
 

@@ -44,10 +44,10 @@ def test_report_says_of_several_runs_which_are_not_healthy(tmp_path):
     sick = make_run(tmp_path, steps=60, name="sick", params={"lr": "2"}, nan_at=40)
     for order in ([healthy, sick], [sick, healthy]):
         said = call("report", *order, "-o", tmp_path / "out.html").output.splitlines()
-        assert said[1] == "1 of 2 runs are healthy."
+        assert said[1] == "1 of 2 runs have no findings."
         assert said[2].startswith("sick: nonfinite at step ")
         assert len(said) == 3
-    assert call("report", healthy, "-o", tmp_path / "out.html").output.splitlines()[1:] == ["Verdict: healthy"]
+    assert call("report", healthy, "-o", tmp_path / "out.html").output.splitlines()[1:] == ["Verdict: no findings"]
 
 
 def test_a_folder_of_runs_stands_for_them_and_of_a_sweeps_training_the_last_attempt_counts(tmp_path):

@@ -43,7 +43,7 @@ def gan(parent, g=None, d=None, name="gan"):
 def test_a_healthy_run_of_parts_of_very_different_norms_is_healthy(tmp_path):
     large = scaled(make_history(steps=400, logged=()), 1e4)  # where D ends, the norms of all rows jump
     small = make_history(steps=50, seed=1, clip=None, logged=())
-    assert verdict(gan(tmp_path, large, small)) == "healthy"
+    assert verdict(gan(tmp_path, large, small)) == "no findings"
 
 
 def test_a_part_that_explodes_is_found_beside_one_that_does_not(tmp_path):
@@ -61,8 +61,8 @@ def rising(history):
 
 def test_a_loss_that_another_part_drives_up_is_no_explosion(tmp_path):
     history = gan(tmp_path, rising(make_history(steps=200)))
-    assert verdict(history) == "healthy"
-    assert verdict(open_history(next(tmp_path.iterdir()) / "G")) == "healthy"
+    assert verdict(history) == "no findings"
+    assert verdict(open_history(next(tmp_path.iterdir()) / "G")) == "no findings"
     assert verdict(rising(make_history(steps=200))).startswith("lr-too-high at step")  # of a run without rivals it is
     alone = gan(tmp_path, rising(make_history(steps=200)), make_history(steps=200, logged=()), "pipeline")
     assert verdict(alone).startswith("lr-too-high at step")  # nor has a pipeline any, whose last stage alone has a loss

@@ -159,7 +159,7 @@ def test_the_titles_say_what_is_seen():
     assert "highest 77 at step 123" in page
     assert any("ClipByGlobalNorm(1.0) changed" in title for title in titles(page))
     assert any(title.startswith("loss: ") for title in titles(page))
-    assert "healthy" in page
+    assert "no findings" in page
 
 
 def test_the_page_names_what_is_wrong_and_what_is_missing():
@@ -326,7 +326,7 @@ def test_markdown_csv_and_json_hold_the_same_numbers():
     assert pd.read_csv(io.StringIO(render_csv(many)))["runs"][0] == 2
     data = json.loads(render_json(many))
     assert data["comparison"][0]["loss"] == pytest.approx(many.comparison["loss"][0])
-    assert [run["verdict"] for run in data["runs"]] == ["healthy", "healthy"]
+    assert [run["verdict"] for run in data["runs"]] == ["no findings", "no findings"]
     assert "NaN" not in render_json(one)
 
 

@@ -70,7 +70,7 @@ def test_findings_are_results_of_their_rules(tmp_path, monkeypatch):
 def test_a_healthy_run_has_no_results_and_says_its_verdict(tmp_path):
     result = CliRunner().invoke(main, ["check", str(make_run(tmp_path)), "--format", "sarif"])
     run = valid(result.stdout)
-    assert (result.exit_code, run["results"], run["properties"]["verdict"]) == (0, [], "healthy")
+    assert (result.exit_code, run["results"], run["properties"]["verdict"]) == (0, [], "no findings")
 
 
 def test_every_rule_severity_and_hostile_name_is_valid(tmp_path):

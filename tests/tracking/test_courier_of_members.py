@@ -118,7 +118,7 @@ def test_the_run_is_finished_once_when_its_last_part_has_ended(store, tmp_path, 
     set_manifest(shared / "D", status="FAILED", ended="2026-01-01T00:10:00+00:00")
     assert all(outcome.done for outcome in sync(shared))
     client, run = the_run(store)
-    assert (run.info.status, run.data.tags["gradwatch.verdict"], len(rendered)) == ("FAILED", "healthy", 1)
+    assert (run.info.status, run.data.tags["gradwatch.verdict"], len(rendered)) == ("FAILED", "no findings", 1)
     set_manifest(shared / "G", attempt=1, status="RUNNING")  # resumed: it is open again, until G ends again
     Courier(shared / "G").deliver()
     assert the_run(store)[1].info.status == "RUNNING"

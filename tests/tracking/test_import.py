@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from make_run import make_history, make_run
 from test_export import exported, read_events
 
-from gradwatch.analysis.rules import diagnose, is_healthy, verdict
+from gradwatch.analysis.rules import diagnose, has_no_findings, verdict
 from gradwatch.cli import main
 from gradwatch.open_run import open_history
 from gradwatch.report import build_report, render_html
@@ -217,7 +217,7 @@ def test_event_files_of_torch_are_read(tmp_path):
 
 def test_a_healthy_log_is_healthy_as_far_as_it_goes(tmp_path):
     history, _ = imported(trainer_state(tmp_path, entries(100)), tmp_path)
-    assert (diagnose(history), is_healthy(verdict(history))) == ([], True)
+    assert (diagnose(history), has_no_findings(verdict(history))) == ([], True)
     assert verdict(history).endswith(LAYERS)
     (tmp_path / "log.csv").write_text("step,loss\n" + "".join(f"{s},{3 * math.exp(-s / 40)}\n" for s in range(100)))
     history, _ = imported(tmp_path / "log.csv", tmp_path)

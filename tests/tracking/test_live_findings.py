@@ -189,7 +189,7 @@ def test_numbers_that_are_not_finite_are_null(tmp_path):
 
 def test_the_tags_say_it_in_a_line():
     spike, note = Finding("spike", "warning", ("a",), 5, 6), Finding("clip-inert", "note", (), 0, 9)
-    assert finding_tags([]) == {"gradwatch.verdict": "healthy", "gradwatch.findings": "none"}
+    assert finding_tags([]) == {"gradwatch.verdict": "no findings", "gradwatch.findings": "none"}
     assert finding_tags([note], "running")["gradwatch.verdict"] == "running"
     assert finding_tags([spike, note], "running") == {
         "gradwatch.verdict": "spike at step 5 in a",

@@ -103,7 +103,7 @@ RULES: tuple[Rule, ...] = (
     policy_never_acts, skips_often,
 )  # fmt: skip
 
-HEALTHY, TOO_SHORT = "healthy", "too short to judge"
+NO_FINDINGS, TOO_SHORT = "no findings", "too short to judge"
 SIGNS, SIGN_STEPS = (
     {
         "exploding": {"spike", "lr-too-high", "update-too-large", "weight-growth"},
@@ -281,10 +281,10 @@ def _follows(finding: Finding, other: Finding) -> bool:
 
 
 def verdict(history: History, findings: Iterable[Finding] | None = None) -> str:
-    """`healthy`, or what went wrong first, as in `nonfinite at step 50 in blocks.0.mlp.weight`.
+    """`no findings`, or what went wrong first, as in `nonfinite at step 50 in blocks.0.mlp.weight`.
 
     Where nothing did, in fewer than `LEAST_STEPS` steps: `too short to judge`. Most rules could not speak yet. Of a run
-    without layers `healthy` is followed by what could not be judged.
+    without layers `no findings` is followed by what could not be judged.
 
     Args:
         history: the run.
@@ -292,10 +292,10 @@ def verdict(history: History, findings: Iterable[Finding] | None = None) -> str:
     """
     said = headline(diagnose(history) if findings is None else findings)
     if not len(history):
-        return "no steps recorded" if said == HEALTHY else said
-    if said == HEALTHY and steps_taken(history) < LEAST_STEPS:
+        return "no steps recorded" if said == NO_FINDINGS else said
+    if said == NO_FINDINGS and steps_taken(history) < LEAST_STEPS:
         return TOO_SHORT
-    return f"{HEALTHY}{unjudged(history)}" if said == HEALTHY else said
+    return f"{NO_FINDINGS}{unjudged(history)}" if said == NO_FINDINGS else said
 
 
 def unjudged(history: History) -> str:
@@ -307,11 +307,11 @@ def unjudged(history: History) -> str:
     return ", judged by what was logged alone: gradients were not recorded"
 
 
-def is_healthy(said: str) -> bool:
-    """Whether a verdict is that nothing is wrong, as far as it could be judged."""
-    return said.partition(",")[0] == HEALTHY
+def has_no_findings(said: str) -> bool:
+    """Whether a verdict is that nothing was found, as far as it could be judged: that is no proof of health."""
+    return said.partition(",")[0] == NO_FINDINGS
 
 
 def headline(findings: Iterable[Finding]) -> str:
-    """`healthy`, or the summary of the first of these findings that is no note."""
-    return next((finding.summary for finding in findings if finding.severity != "note"), HEALTHY)
+    """`no findings`, or the summary of the first of these findings that is no note."""
+    return next((finding.summary for finding in findings if finding.severity != "note"), NO_FINDINGS)
