@@ -9,9 +9,9 @@ once before whoever changes rules looked at them: `blind`, `fresh`, `novel`; the
 public; `daily`, the mishaps that engineers meet most often, drawn by lot; `common`, healthy ones of an unusual make;
 `typical`, drawn by lot from published taxonomies of faults, or as a search met them in bug reports; `visible` and, by
 others who were asked the same, `again`, `anew`, `afresh`, `further`, `onward` and `beyond`, mistakes that show in what
-is recorded, as their authors think, paired with tasks by lot; and, the latest, `searched`, of each of 36 usual
-questions the first thread with a cause that a search gave, whatever stood in a group before. The next have to be
-written first.
+is recorded, as their authors think, paired with tasks by lot; `searched`, of each of 36 usual questions the
+first thread with a cause that a search gave, whatever stood in a group before; and, the latest, `taught`, drawn by lot
+from all mistakes that published guides warn of. The next have to be written first.
 `unseen.every` imports every one.
 """
 
@@ -122,6 +122,7 @@ UNNAMED = (
     "blind", "fresh", "novel", "reported", "asked", "told", "met", "sent", "heard", "daily", "common", "typical",
     "visible", "again", "anew", "afresh", "further", "onward", "beyond", "threads", "posted", "solved",
     "brought", "raised", "gathered", "collected", "picked", "noted", "traced", "shared", "quoted", "pooled", "searched",
+    "taught",
 )  # fmt: skip
 
 
