@@ -12,7 +12,7 @@ from gradwatch.analysis.rules.dead_layers import dead_layer
 from gradwatch.analysis.rules.epsilon import below_epsilon
 from gradwatch.analysis.rules.gradient_scale import gradients_accumulate, scaled_gradients
 from gradwatch.analysis.rules.initialisation import bad_initialisation
-from gradwatch.analysis.rules.inputs import inputs_not_normalised
+from gradwatch.analysis.rules.inputs import inputs_not_normalised, too_large_inside
 from gradwatch.analysis.rules.long_steps import lr_too_high
 from gradwatch.analysis.rules.negative_loss import negative_loss
 from gradwatch.analysis.rules.spikes import spike
@@ -40,6 +40,18 @@ def test_the_size_of_the_inputs_is_that_of_a_weights_gradient_beside_its_biases(
     told = inputs_not_normalised(fed(times))
     assert bool(told) == found
     assert not found or told[0].layers == ("0.weight",)
+
+
+@pytest.mark.parametrize(("before", "found"), [("ReLU", True), ("Tanh", False)])
+def test_what_a_tanh_gives_is_not_far_above_1_whatever_a_loss_of_derivatives_makes_of_the_quotient(before, found):
+    names = [f"{i}.{what}" for i in (0, 2, 4) for what in ("weight", "bias")]
+    kinds = {"0": "Linear", "1": before, "2": "Linear", "3": before, "4": "Linear"}
+    plain = make_history(STEPS, layers=tuple(names), clip=None, modules=kinds)
+    norm = np.ones_like(plain.layer("grad_norm"))
+    norm[:, ::2] *= 4 * np.array([1.0, 15.0, 60.0])
+    shaped = tuple(replace(layer, shape=(16, 16) if i % 2 == 0 else (16,)) for i, layer in enumerate(plain.run.layers))
+    history = replace(changed(plain, {**plain.per_layer, "grad_norm": norm}), run=replace(plain.run, layers=shaped))
+    assert (too_large_inside(history) is not None) == found
 
 
 def test_without_a_bias_or_behind_an_embedding_the_size_of_the_inputs_is_not_known():

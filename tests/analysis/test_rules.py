@@ -319,6 +319,20 @@ def test_vanishing_is_an_even_ladder_of_four_decades():
     assert vanishing(with_layer(absolute, "grad_norm", 1e-9 * absolute.layer("grad_norm"))) == []  # small is not sick
 
 
+def test_a_ladder_of_two_nets_that_no_gradient_joins_is_none():
+    plain = ladder(0)
+    norm = np.where(np.arange(8) < 4, 1e-4, 1.0) * plain.layer("grad_norm")
+    steep = with_layer(plain, "grad_norm", norm * 10.0 ** np.linspace(0, 2, 8))
+    assert [f.rule for f in vanishing(steep)] == ["vanishing"]
+
+    def given(*layers):
+        graph = tuple({"what": "input", "operation": "Addmm", "shape": "8x4", "layer": layer} for layer in layers)
+        return replace(steep, run=replace(steep.run, loss_graph=graph))
+
+    assert [f.rule for f in vanishing(given("0.weight"))] == ["vanishing"]
+    assert vanishing(given("0.weight", "4.weight")) == []  # what the first four make is detached before the others
+
+
 @pytest.mark.parametrize(
     ("shape", "found"),
     {

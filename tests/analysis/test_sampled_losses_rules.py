@@ -455,6 +455,7 @@ def test_what_a_softmax_gives_adds_up_to_1_and_its_targets_may_not(mean, found):
 
 
 CYCLES = np.arange(SAMPLES)
+SEVENTY = {"target_mean": 70.0, "predicted_mean": 70.0 * np.minimum(1, CYCLES / 10), "predicted_std": 6.0}
 LARGE = {"target_mean": 4000.0, "target_std": 900.0, "predicted_mean": 10.0, "predicted_std": 3.0}
 
 
@@ -468,6 +469,8 @@ LARGE = {"target_mean": 4000.0, "target_std": 900.0, "predicted_mean": 10.0, "pr
         ({"losses": np.geomspace(1e7, 10, 240)}, 0),
         ({"predicted_mean": 4000.0 * np.minimum(1, CYCLES / 10), "predicted_std": 800.0}, 1),  # they came there late
         ({"predicted_mean": 4000.0 * np.minimum(1, CYCLES / 2), "predicted_std": 800.0}, 0),
+        ({**SEVENTY, "target_std": 6.0}, 1),  # far from 0 beside their deviation
+        ({**SEVENTY, "target_std": 9.0}, 0),
     ],
 )
 def test_numbers_that_are_too_large(differs, found):

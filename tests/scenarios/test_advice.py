@@ -182,6 +182,13 @@ def test_a_loss_that_stays_up_for_several_steps_asks_for_no_clip(steps, clipped)
     assert any("--clip" in text for text in finding.tries) == clipped
 
 
+def test_no_rate_is_advised_that_nobody_uses_under_adam():
+    why = weak_gradients(run_of("Adam", np.full(200, 2.3)), 1e-7, 320.0)
+    assert "not for the learning rate" in why.cause
+    assert why.tries == ()
+    assert weak_gradients(run_of("Adam", np.full(200, 2.3)), 1e-4, 0.1) is None
+
+
 def test_gradients_that_a_first_long_step_threw_away_ask_for_a_lower_rate():
     loss = np.concatenate([[2.3, 90.0], np.full(198, 2.3)])
     history = run_of("SGD", loss)

@@ -1,9 +1,11 @@
-"""What the routers of a mixture of experts show that no gradient tells apart: experts that get next to no tokens.
+"""Experts of a mixture that get next to no tokens: by what its routers show, or by gradients that are not there.
 
 Legend: T sampled steps, E experts of all routers.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -22,13 +24,13 @@ def expert_starved(
 
     Of the last third of the sampled steps. An expert that had an equal share would have got `least_tokens` tokens in
     them at least: with fewer, chance alone leaves some out. From the first sampled step after which none of them had
-    half of an equal share again.
+    half of an equal share again. Where no router was looked at, by the gradients (`_without_gradient`).
     Source: Shazeer et al. 2017, "Outrageously Large Neural Networks", arXiv:1701.06538, 4 (a gate favours the same few
     experts, and these learn faster); Fedus et al. 2021, "Switch Transformers", arXiv:2101.03961, 2.2.
     """
     table = history.activations.with_values("token_count")
     if len(table) < min_rows or not table.layers:
-        return []
+        return _without_gradient(history)
     routers = np.array([name.rpartition("[")[0] for name in table.layers])
     of_equal = np.empty((len(table), len(routers)))  # times an equal share, [T, E]
     late, judged = -max(min_rows, len(table) // 3), np.zeros(len(routers), bool)
@@ -57,6 +59,63 @@ def expert_starved(
     return [Finding("expert-starved", severity, names, since, int(history.step[-1]), evidence, cause, cure)]
 
 
+def _without_gradient(history: History, least: int = 20) -> list[Finding]:
+    """Experts that get no gradient at all in the second half of `least` steps or more, while others of them do.
+
+    Experts are children of one module that have layers of the same names and shapes, and as many as there are rows in
+    a matrix beside them, the router's. Of what stands in a row, the first ones may be without gradient for another
+    reason: they are none, but by their name.
+    """
+    norm = history.layer("grad_norm")
+    late = norm[len(norm) // 2 :]
+    silent = ((late == 0) | np.isnan(late)).all(axis=0) & ~np.isnan(norm).all(axis=0)
+    for parent, experts in _alike(history):
+        starved = [name for name, own in experts.items() if silent[own].all()]
+        in_a_row = starved == list(experts)[: len(starved)] and "expert" not in parent.lower()
+        if len(norm) < least or not 0 < len(starved) < len(experts) or in_a_row:
+            continue
+        own = [i for name in starved for i in experts[name]]
+        fed = np.flatnonzero((norm[:, own] > 0).any(axis=1))
+        since = int(history.layer_step[fed[-1]]) + 1 if len(fed) else int(history.layer_step[0])
+        one = len(starved) == 1
+        return [
+            Finding(
+                "expert-starved",
+                "note" if succeeds(history) else "warning",
+                tuple(history.layers[i] for i in own),
+                min(since, int(history.step[-1])),
+                int(history.step[-1]),
+                {"experts": len(starved), "of": len(experts)},
+                f"No gradient reaches {', '.join(f'`{parent}.{name}`' for name in starved[:4])}"
+                f"{' and others' if starved[4:] else ''} {f'from step {since} on' if len(fed) else 'in any step'}, and "
+                f"others of the {len(experts)} get theirs: no token is sent to {'it' if one else 'them'}. What gets "
+                "none learns nothing, and is not chosen later.",
+                f"{_BALANCE} Where there is such a loss, look at whether its gradient reaches the router: shares of "
+                "tokens have none by themselves, and their sum over the experts is always 1.",
+            )
+        ]
+    return []
+
+
+def _alike(history: History) -> Iterator[tuple[str, dict[str, list[int]]]]:
+    """Each module that may be a list of experts, and by the name of each the places of its layers."""
+    shapes = {layer.name: layer.shape for layer in history.run.layers}
+    found: dict[str, dict[str, list[int]]] = {}
+    for i, name in enumerate(history.layers):
+        parts = name.split(".")
+        for at, part in enumerate(parts[:-1]):
+            if at and part.isdigit():
+                found.setdefault(".".join(parts[:at]), {}).setdefault(part, []).append(i)
+    for parent, children in found.items():
+        own = {
+            tuple((history.layers[i].removeprefix(f"{parent}.{child}"), shapes.get(history.layers[i])) for i in places)
+            for child, places in children.items()
+        }
+        beside = (shape for name, shape in shapes.items() if not name.startswith(f"{parent}."))
+        if len(children) > 1 and len(own) == 1 and any(s[:1] == (len(children),) and len(s) > 1 for s in beside):
+            yield parent, children
+
+
 def _words(evidence: dict[str, float | str], share: float, since: int) -> tuple[str, str]:
     count, of = evidence["experts"], evidence["of"]
     cause = (
@@ -65,11 +124,13 @@ def _words(evidence: dict[str, float | str], share: float, since: int) -> tuple[
         f"`{evidence['fed_most']}` gets {percent(float(evidence['its_share']))} of its router's. What gets "
         "no tokens gets no gradient, learns nothing, and is not chosen later either."
     )
-    cure = (
-        "Add a load-balancing loss (Switch Transformers: 0.01 times the number of experts times the sum over them of "
-        "share of tokens times mean probability); or add a bias to the scores, for the choice alone, and raise it for "
-        "experts with few tokens (arXiv:2408.15664). Where there is such a loss, raise its weight; a router z-loss "
-        "keeps the scores small. Where there is such a bias, and the router gives out scores alone, these shares are "
-        "without it."
-    )
+    cure = f"{_BALANCE} Where there is such a loss, raise its weight; a router z-loss keeps the scores small. Where "
+    cure += "there is such a bias, and the router gives out scores alone, these shares are without it."
     return cause, cure
+
+
+_BALANCE = (
+    "Add a load-balancing loss (Switch Transformers: 0.01 times the number of experts times the sum over them of share "
+    "of tokens times mean probability); or add a bias to the scores, for the choice alone, and raise it for experts "
+    "with few tokens (arXiv:2408.15664)."
+)

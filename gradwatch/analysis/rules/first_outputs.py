@@ -35,8 +35,9 @@ def tied_table(history: History, unit: float = 0.9, well: float = 0.9, long: flo
 
     So it is the last layer too, whose outputs are as large as the root of its width. Nothing else: the last module
     with weights is no Linear of its own, and no other matrix has as many rows. Not said where the loss fell by the
-    share `well` and was above that of equal odds for less than the share `long` of the run, nor of a model of
-    nothing but tables (`_of_tables`).
+    share `well` and was above that of equal odds for less than the share `long` of the run, unless the graph shows
+    it right below a first cross-entropy that was `FAR` above equal odds; nor of a model of nothing but tables
+    (`_of_tables`).
     Source: Press & Wolf, arXiv:1608.05859 (tied tables); GPT-2's begins at a standard deviation of 0.02.
     """
     shapes, kinds = {layer.name: layer.shape for layer in history.run.layers}, history.run.modules
@@ -45,7 +46,9 @@ def tied_table(history: History, unit: float = 0.9, well: float = 0.9, long: flo
     _, norm = measured(history, "weight_norm")
     if not len(norm) or (last in owners and kinds.get(last) == "Linear") or first_ratio(history) > 1 / 3:
         return []
-    if (succeeds(history, well) and worse_than_their_mean(history) < long) or _of_tables(history):
+    ends = {layer for _, layer in paths(history)} if first_odds(history) > FAR else set()
+    fine = succeeds(history, well) and worse_than_their_mean(history) < long
+    if _of_tables(history) or (fine and not ends):
         return []
     rms = root_mean_square(history, norm[0].astype(np.float64))
     tables = [i for i in np.flatnonzero(embeddings(history) & (rms > unit)) if history.layers[i] in shapes]
@@ -53,7 +56,7 @@ def tied_table(history: History, unit: float = 0.9, well: float = 0.9, long: flo
         name = history.layers[i]
         rows = shapes[name][0]
         others = any(shape[:1] == (rows,) for other, shape in shapes.items() if other != name and len(shape) > 1)
-        if rows > 2 and not others and far_off(history, math.log(rows)):
+        if rows > 2 and not others and far_off(history, math.log(rows)) and (not fine or name in ends):
             cause = f"{name} began at unit size, and the loss far above the {math.log(rows):.3g} that equal "
             cause += f"probabilities for its {rows} rows give. {either(_TIED)}"
             cure = f"Begin a table that is the last layer too at a standard deviation of 0.02: nn.init.normal_({name}, "

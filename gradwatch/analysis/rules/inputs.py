@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gradwatch.analysis.rules.activation_facts import TWO_ENDED
 from gradwatch.analysis.rules.facts import (
     beside_bias,
     embeddings,
@@ -191,6 +192,13 @@ def inputs_of(history: History, layer: int) -> tuple[str, Floats, int] | None:
     return name, np.asarray(quotient), int(np.prod(shape[1:]))
 
 
+def _is_bounded(history: History, layer: int) -> bool:
+    """Whether the module that was made just before a layer's own gives out numbers of 1 at most."""
+    kinds, owner = history.run.modules, history.layers[layer].rpartition(".")[0]
+    at = list(kinds).index(owner) if owner in kinds else 0
+    return at > 0 and list(kinds.values())[at - 1] in TWO_ENDED
+
+
 def learns_from_chance(history: History, times: float = 3.0) -> bool:
     """Whether a training succeeds whose losses began below `times` that of equal odds (log 2 of one or two rows)."""
     began = [float(values[np.isfinite(values)][0]) for values in scaled_losses(history).values()]
@@ -214,15 +222,16 @@ def too_large_inside(history: History, large: float = 20.0, beyond: float = 1e4,
 
     Grown: no layer is given `large` times as much as the one before it, but behind a recurrence. Above `beyond` a size
     is not known (`inputs_not_normalised`), nor where the first one is more than `apart` times what was measured there
-    (`given`): the gradients of the rows cancel, as those of an energy's differences do. In healthy trainings of the
-    tests it is 9 at most.
+    (`given`): the gradients of the rows cancel, as those of an energy's differences do; nor behind a module whose
+    outputs are 1 at most, where the quotient is one of derivatives. In healthy trainings of the tests it is 9 at
+    most.
     """
     tables = embeddings(history)
     places, sizes = [], []
     for i in np.flatnonzero(matrices(history) & ~tables):
         found = inputs_of(history, int(i))
         size = float(found[1][0] / np.sqrt(found[2])) if found and len(found[1]) else 0.0
-        if 0 < size < beyond:
+        if 0 < size < beyond and not (size > 1.5 and _is_bounded(history, int(i))):
             places.append(int(i))
             sizes.append(size)
     above = np.flatnonzero(np.array(sizes) > large)

@@ -62,7 +62,7 @@ def nonfinite(
     last, following = _bracket(history.layers, ~np.isnan(begin).all(axis=0), bad)
     said = (of_half_weights(history) or of_the_scale(history)) if after == "float16" else None
     said = said or (of_a_vanished(history, first) if after == "nothing" else None)
-    cause, cure = said or words(went_first, after, last, following, int(history.step[first]))
+    cause, cure = said or words(history, went_first, after, last, following, int(history.step[first]))
     ends = last or history.layers[-1] if bad.any() else ""
     seen = origin(history, first, int(rows[-1]) if skipped else first, bad, ends)
     cure = seen.cure if seen.cure and went_first == "loss" and after == "nothing" and not said else cure

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from gradwatch.analysis.rules.facts import matrices, measured, root_mean_square
+from gradwatch.analysis.rules.loss_graph import paths
 from gradwatch.history import History
 
 
@@ -91,7 +92,7 @@ def of_a_vanished(history: History, row: int, share: float = 0.3) -> tuple[str, 
     )
 
 
-def words(went_first: str, after: str, last: str, following: str, step: int) -> tuple[str, str]:
+def words(history: History, went_first: str, after: str, last: str, following: str, step: int) -> tuple[str, str]:
     """Cause and cure by what went first, what came before, and the layers that bracket where it began."""
     if after == "unknown":
         return (
@@ -114,13 +115,15 @@ def words(went_first: str, after: str, last: str, following: str, step: int) -> 
             "which needs no scale.",
         )
     if went_first == "loss":
+        casts = any(operation.name == "ToCopy" for path, _ in paths(history) for operation in path)
+        cast = "Autocast to float16: past 65504 it overflows in the forward pass; take bfloat16. " if casts else ""
         return (
-            f"The loss of step {step} was already inf or NaN, and nothing grew before: log(0), 0/0, an overflowing "
-            "exp, or such a value in the batch.",
+            f"The loss of step {step} was already inf or NaN, and no gradient grew before: log(0), 0/0, an overflowing "
+            f"exp{', a float16 that overflowed' if casts else ''}, or such a value in the batch.",
             "Run that batch under torch.autograd.set_detect_anomaly(True), which names the operation. A log, exp or "
             "division of your own: the fused losses (cross_entropy, binary_cross_entropy_with_logits, logsumexp), or "
             "an epsilon. ctc_loss: it is inf where a row has fewer frames than signs, and one more for each sign that "
-            "is said twice: more frames, or zero_infinity=True. Else look for such a value in the batch. "
+            f"is said twice: more frames, or zero_infinity=True. {cast}Else look for such a value in the batch. "
             "SkipNonfinite() first in the chain protects the weights.",
         )
     finite = (

@@ -117,9 +117,10 @@ def targets_not_normalised(
     Alarm: mean or deviation of the targets are above `large` in size, by the medians over the samples, and at the end
     of `min_steps` steps or more the outputs' mean is away from that of the targets by the share `missed` of it, or
     their deviation is below that share of the targets'; or what they say is worse than the targets' mean would be, by
-    no more than `apart` times their variance (beyond that it came apart); or the targets' mean is above a hundred, and
-    the outputs came within the share `missed` of it only after a tenth of the run. Or one column of the targets has
-    `unlike` times the deviation of another, and one above `large`: then the loss is that column's alone.
+    no more than `apart` times their variance (beyond that it came apart); or the targets' mean is above a hundred, or
+    ten of their deviations, and the outputs came within the share `missed` of it only after a tenth of the run. Or
+    one column of the targets has `unlike` times the deviation of another, and one above `large`: then the loss is
+    that column's alone.
     Source: LeCun et al. (1998), Efficient BackProp, sections 4.3 and 4.5.
     """
     step, mean, std, said, deviation = sampled(history, "target_mean", "target_std", "predicted_mean", "predicted_std")
@@ -134,7 +135,8 @@ def targets_not_normalised(
     flat = spread > large and short < missed * spread
     astray = max(abs(asked), spread) > large and len(share) > 0 and -apart < float(np.median(share[late])) < 0
     arrived = step[np.abs(said - mean) < missed * np.abs(mean)]
-    slow = abs(asked) > 100 and len(arrived) and arrived[0] - step[0] > len(history) / 10
+    away_from_0 = abs(asked) > 100 or abs(asked) > max(large, 10 * spread)
+    slow = away_from_0 and len(arrived) and arrived[0] - step[0] > len(history) / 10
     if not (astray or slow) and (not (far or flat) or succeeds(history, 0.9)):
         return _columns_apart(history, large, unlike)
     when = f", and was halfway to their mean at step {arrived[0]:.0f}" if slow else ""

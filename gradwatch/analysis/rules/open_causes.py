@@ -11,6 +11,7 @@ import numpy as np
 
 from gradwatch.analysis.rules.facts import matrices, measured, root_mean_square, set_rate
 from gradwatch.analysis.rules.finding import Why, either
+from gradwatch.analysis.rules.loss_graph import given_data
 from gradwatch.analysis.rules.progress import Progress
 from gradwatch.analysis.rules.sampled_losses import inside
 from gradwatch.analysis.rules.tries import new_rate, rate_times
@@ -68,17 +69,26 @@ def left_open(history: History) -> Why:
     shown = _between(history)
     if shown:
         return shown
-    mixes = any("BatchNorm" in kind for kind in history.run.modules.values())
+    kinds = history.run.modules.values()
+    mixes = any("BatchNorm" in kind for kind in kinds)
+    recurs = any(kind.startswith(("RNN", "LSTM", "GRU")) for kind in kinds)
+    state = ", and a state forgets what is many steps back (begin a forget gate's bias at 1 to 3)" if recurs else ""
+    given = [name for name in history.layers if name in given_data(history)]
+    cut = "".join(
+        f" (4) `{name}` is given numbers that ask for no gradient. If the model makes them, they were detached on "
+        "their way: sample() for rsample(), detach(), an argmax."
+        for name in given[1:2]
+    )
     return Why(
         f"The steps lead away from where they began, and win nothing. {either(_LEFT)}",
-        "Three looks, the cheapest first. (1) Print the mean and the deviation of each column or channel of the inputs "
+        "Look, the cheapest first. (1) Print the mean and the deviation of each column or channel of the inputs "
         "where they enter the model: far from 0 and 1, bring them there. (2) Backward from the output of one row, "
         "out[0].sum().backward(), with inputs that require a gradient: if other rows get one, rows are mixed (a "
         "reshape without its transpose, batch_first, a softmax over the batch)"
         + (" by more than BatchNorm, which does so itself: with fewer than 8 rows take LayerNorm" if mixes else "")
         + ". (3) Train on one batch again and again. If its loss falls, look at how inputs and targets are put "
         "together, and at dropout and augmentation; if not, at the loss, its sign, and what lies between it and the "
-        "weights: rounds of averages or many layers without residual connections make all outputs alike.",
+        f"weights: rounds of averages or many layers without residual connections make all outputs alike{state}.{cut}",
         {},
         alternatives=_LEFT,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -188,7 +188,7 @@ def _found(lane: History) -> list[Finding]:
     return found
 
 
-def _asked(rule: Callable[[History], list[Finding]], lane: History) -> list[Finding]:
+def _asked(rule: Rule, lane: History) -> list[Finding]:
     """What one rule says. One that fails on a record, a bug of ours, costs the word of none but itself, and says so."""
     try:
         return rule(lane)

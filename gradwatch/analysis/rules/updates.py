@@ -118,13 +118,13 @@ _HIGHEST = 10.0  # rate of SGD
 
 
 def weak_gradients(
-    history: History, moves: float, wanted: float, highest: float = _HIGHEST, tiny: float = 1e-8
+    history: History, moves: float, wanted: float, highest: float = _HIGHEST, tiny: float = 1e-8, most: float = 1.0
 ) -> Why | None:
     """Why steps of `moves` are so small where no rate mends it: the one `wanted` is above all that SGD is used with.
 
     Under Adam and its kin, whose steps hardly depend on the size of the gradients while that is above their eps: where
-    the root mean square of most layers' gradients is below `tiny`, which is Adam's. Or the first step was as long as is
-    usual, at the same rate, and the loss leapt.
+    the root mean square of most layers' gradients is below `tiny`, which is Adam's, or the rate wanted above `most`. Or
+    the first step was as long as is usual, at the same rate, and the loss leapt.
     Source: CS231n searches rates up to 10; momentum=0.9 makes steps ten times as long (Sutskever et al. 2013).
     """
     thrown = _thrown(history, moves)
@@ -132,9 +132,12 @@ def weak_gradients(
         return thrown
     if is_adaptive(history):
         sizes = root_mean_square(history, history.layer("clipped_norm"))
-        if not middle(sizes[sizes > 0]) < tiny:
+        if middle(sizes[sizes > 0]) < tiny:
+            reason = "the gradients are below what Adam adds to their size (its eps)"
+        elif wanted > most:
+            reason = f"usual steps would take one of {setting_text(wanted)}, so the gradients are next to nothing now"
+        else:
             return None
-        reason = "the gradients are below what Adam adds to their size (its eps)"
     elif wanted > highest * (1 if _has_momentum(history) else 10):
         reason = f"usual steps would take one of {setting_text(wanted)}"
     else:

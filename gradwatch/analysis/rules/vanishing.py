@@ -23,6 +23,7 @@ from gradwatch.analysis.rules.facts import (
 from gradwatch.analysis.rules.fading import fades, lost_in_time
 from gradwatch.analysis.rules.finding import Finding, Severity
 from gradwatch.analysis.rules.inputs import inputs_of
+from gradwatch.analysis.rules.loss_graph import given_data
 from gradwatch.analysis.rules.losses import scaled_losses
 from gradwatch.analysis.rules.once import once
 from gradwatch.analysis.rules.progress import can_be_judged, succeeds
@@ -58,7 +59,7 @@ def vanishing(
         return []
     whole, alike = profile(history, which), inside(history, "end_alike")
     same = alike is not None and alike.least > 0.999
-    if whole.decades < decades - same or whole.fit < fit:
+    if whole.decades < decades - same or whole.fit < fit or _of_two_nets(history, which, whole.decades):
         found = _cut_off(history, which, 10.0**-decades, min_steps) or _faded(history, decades, fit)
         return found or lost_in_time(history) or fades(history) or _late(history, which, decades)
     ends = [name in whole.layers[:1] + whole.layers[-1:] for name in history.layers]
@@ -97,6 +98,17 @@ def vanishing(
             alternatives=why.alternatives,
         )
     ]
+
+
+def _of_two_nets(history: History, which: Bools, decades: float) -> bool:
+    """Whether most of the line lies where an inner layer is given data, as the graph shows: no gradient goes from it to
+    the layers before it.
+    """
+    given = np.isin(history.layers, list(given_data(history))) & which
+    inner = np.flatnonzero(given)[np.flatnonzero(given) > np.flatnonzero(which)[0]]
+    parts = np.split(np.arange(len(which)), inner) if len(inner) else []
+    within = (profile(history, which & np.isin(np.arange(len(which)), part), least=2).decades for part in parts)
+    return bool(parts) and sum(within) < decades / 2
 
 
 def _in_order(history: History) -> str:

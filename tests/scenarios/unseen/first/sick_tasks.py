@@ -47,7 +47,7 @@ def returns_in_the_thousands(folder, ill):
 
 
 @sick(
-    "dead-layer", "no-gradient", "router-collapsed", "saturated",
+    "dead-layer", "no-gradient", "router-collapsed", "expert-starved", "saturated",
     where="experts.1 to experts.3 and the router, all steps", cure="a router that begins even, and a loss of balance",
 )  # fmt: skip
 def router_to_one_expert(folder, ill):
