@@ -424,8 +424,11 @@ def test_duplicate_and_shuffled_rows_are_put_in_order(folder):
 
 
 @pytest.mark.slow
-def test_a_model_of_very_many_layers_is_shown_in_reasonable_time(tmp_path):
-    folder = make_run(tmp_path, steps=3, blocks=1, layers=tuple(f"l{i}.weight" for i in range(10_000)))
+@pytest.mark.parametrize("steps", [3, 60])
+def test_a_model_of_very_many_layers_is_shown_in_reasonable_time(tmp_path, steps):
+    layers = tuple(f"blocks.{i}.fc.{what}" for i in range(5_000) for what in ("weight", "bias"))
+    kinds = {f"blocks.{i}.{part}": kind for i in range(5_000) for part, kind in (("fc", "Linear"), ("act", "ReLU"))}
+    folder = make_run(tmp_path, steps=steps, blocks=1, layers=layers, modules=kinds)
     started = time.process_time()
     result = run("show", folder)
     assert result.exit_code == 0

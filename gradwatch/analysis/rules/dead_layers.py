@@ -109,13 +109,13 @@ def _under_a_derivative(history: History, min_steps: int) -> list[Finding]:
     bias has no part. Of no healthy training of the tests so.
     Source: Raissi et al., arXiv:1711.10561 (networks under a derivative have smooth activations there).
     """
-    norm, place = history.layer("grad_norm"), {name: i for i, name in enumerate(history.layers)}
-    inner = [(i, place[bias]) for name, i in place.items() if (bias := beside_bias(name)) in place and bias != name]
-    last = max((i for name, i in place.items() if matrices(history)[i] and beside_bias(name) != name), default=-1)
-    inner = [(weight, bias) for weight, bias in inner if matrices(history)[weight] and weight != last]
-    if not inner or "ReLU" not in history.run.modules.values() or len(history) < min_steps:
+    if "ReLU" not in history.run.modules.values() or len(history) < min_steps:
         return []
-    if not all((norm[:, bias] == 0).all() and (norm[:, weight] > 0).any() for weight, bias in inner):
+    norm, place, wide = history.layer("grad_norm"), {n: i for i, n in enumerate(history.layers)}, matrices(history)
+    inner = [(i, place[bias]) for name, i in place.items() if (bias := beside_bias(name)) in place and bias != name]
+    last = max((i for name, i in place.items() if wide[i] and beside_bias(name) != name), default=-1)
+    inner = [(weight, bias) for weight, bias in inner if wide[weight] and weight != last]
+    if not inner or not all((norm[:, bias] == 0).all() and (norm[:, weight] > 0).any() for weight, bias in inner):
         return []
     layers = tuple(history.layers[bias] for _, bias in inner)
     steps = int(history.step[0]), int(history.step[-1])

@@ -21,6 +21,7 @@ from gradwatch.analysis.rules.facts import (
 from gradwatch.analysis.rules.finding import Finding, either
 from gradwatch.analysis.rules.loss_graph import given_data
 from gradwatch.analysis.rules.losses import scaled_losses
+from gradwatch.analysis.rules.once import once
 from gradwatch.analysis.rules.progress import reaches_its_goal, succeeds
 from gradwatch.analysis.rules.sampled_losses import given, in_the_beginning, inside
 from gradwatch.analysis.rules.standstill import equal_odds
@@ -179,14 +180,20 @@ def _later_inputs(history: History, large: float, beyond: float) -> tuple[str, F
     return inputs_of(history, inside.layer) if inside and not inside.grown else None
 
 
+@once
+def _by_name(history: History) -> tuple[dict[str, int], dict[str, tuple[int, ...]]]:
+    """The place of each layer, and the shape of each: looked up, as a search for each of 10,000 takes minutes."""
+    return {name: i for i, name in enumerate(history.layers)}, {each.name: each.shape for each in history.run.layers}
+
+
 def inputs_of(history: History, layer: int) -> tuple[str, Floats, int] | None:
     """The name of a matrix, the norm of what came into it in each row `[R]`, and its elements; None if unknown."""
-    names = list(history.layers)
-    name, bias = names[layer], beside_bias(names[layer])
-    shape = next((layer.shape for layer in history.run.layers if layer.name == name), ())
-    if bias == name or bias not in names or len(shape) < 2:
+    places, shapes = _by_name(history)
+    name, bias = history.layers[layer], beside_bias(history.layers[layer])
+    shape = shapes.get(name, ())
+    if bias == name or bias not in places or len(shape) < 2:
         return None
-    own, beside = history.layer("grad_norm")[:, [layer, names.index(bias)]].T.astype(np.float64)
+    own, beside = history.layer("grad_norm")[:, [layer, places[bias]]].T.astype(np.float64)
     with np.errstate(invalid="ignore", divide="ignore"):
         quotient = own / beside
     return name, np.asarray(quotient), int(np.prod(shape[1:]))

@@ -73,7 +73,8 @@ def left_open(history: History) -> Why:
     mixes = any("BatchNorm" in kind for kind in kinds)
     recurs = any(kind.startswith(("RNN", "LSTM", "GRU")) for kind in kinds)
     state = ", and a state forgets what is many steps back (begin a forget gate's bias at 1 to 3)" if recurs else ""
-    given = [name for name in history.layers if name in given_data(history)]
+    data = given_data(history)
+    given = [name for name in history.layers if name in data]
     cut = "".join(
         f" (4) `{name}` is given numbers that ask for no gradient. If the model makes them, they were detached on "
         "their way: sample() for rsample(), detach(), an argmax."

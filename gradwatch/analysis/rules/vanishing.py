@@ -202,7 +202,8 @@ def _left_of_inputs(history: History, nothing: float = 1e-3, early: int = 5, lea
     gradient and its bias's (see `inputs_not_normalised`) in the `early` steps, and in half of all; the training gets
     nowhere. Sums over places may only make the quotient larger. In healthy trainings of the tests it is 0.01 at least.
     """
-    which = [i for i, name in enumerate(history.layers) if matrices(history)[i] and beside_bias(name) != name]
+    wide = matrices(history)
+    which = [i for i, name in enumerate(history.layers) if wide[i] and beside_bias(name) != name]
     if len(which) < least or not can_be_judged(history, 50, 500) or succeeds(history):
         return None
     given = inputs_of(history, which[-1])
