@@ -213,8 +213,11 @@ def _layer_lines(found: Sequence[Layer], width: int) -> Iterator[Text]:
 
 def _found(findings: Sequence[Finding], said: str, width: int) -> Iterator[Text]:
     if not findings:
-        none = "Findings: none so far" + (f" ({said})" if said == TOO_SHORT else said.removeprefix(NO_FINDINGS))
-        yield _cut(none if said == TOO_SHORT or has_no_findings(said) else said, width, "dim")
+        if said == TOO_SHORT:
+            said = f"Findings: none so far ({said})"
+        elif has_no_findings(said):
+            said = f"Findings: none so far{said.removeprefix(NO_FINDINGS)}"
+        yield _cut(said, width, "dim")
         return
     for finding in findings:
         yield _cut(f"{finding.severity}: {finding.summary}", width, COLORS[finding.severity])

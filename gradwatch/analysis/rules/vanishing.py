@@ -104,11 +104,12 @@ def _of_two_nets(history: History, which: Bools, decades: float) -> bool:
     """Whether most of the line lies where an inner layer is given data, as the graph shows: no gradient goes from it to
     the layers before it.
     """
-    given = np.isin(history.layers, list(given_data(history))) & which
-    inner = np.flatnonzero(given)[np.flatnonzero(given) > np.flatnonzero(which)[0]]
-    parts = np.split(np.arange(len(which)), inner) if len(inner) else []
-    within = (profile(history, which & np.isin(np.arange(len(which)), part), least=2).decades for part in parts)
-    return bool(parts) and sum(within) < decades / 2
+    places, data = np.flatnonzero(which), given_data(history)
+    net = np.zeros(len(which), int)  # of each layer, its number
+    net[[i for i in places[1:] if history.layers[i] in data]] = 1
+    net = net.cumsum()
+    within = (profile(history, which & (net == each), least=2).decades for each in range(net[-1] + 1))
+    return bool(net[-1]) and sum(within) < decades / 2
 
 
 def _in_order(history: History) -> str:
