@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from gradwatch.analysis.rules.activation_facts import medians
+from gradwatch.analysis.rules.facts import shapes_of
 from gradwatch.analysis.rules.finding import Finding, Severity
 from gradwatch.analysis.rules.progress import succeeds
 from gradwatch.formatting import percent
@@ -99,7 +100,7 @@ def _without_gradient(history: History, least: int = 20) -> list[Finding]:
 
 def _alike(history: History) -> Iterator[tuple[str, dict[str, list[int]]]]:
     """Each module that may be a list of experts, and by the name of each the places of its layers."""
-    shapes = {layer.name: layer.shape for layer in history.run.layers}
+    shapes = shapes_of(history)
     found: dict[str, dict[str, list[int]]] = {}
     for i, name in enumerate(history.layers):
         parts = name.split(".")

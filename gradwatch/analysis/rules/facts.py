@@ -110,16 +110,22 @@ def clips(history: History) -> list[Policy | str]:
 # ------------------------------------------------------------------------------------------------------------ layers
 
 
+@once
+def shapes_of(history: History) -> dict[str, tuple[int, ...]]:
+    """The shape of each layer that the manifest knows, by name."""
+    return {layer.name: layer.shape for layer in history.run.layers}
+
+
+@once
 def matrices(history: History) -> Bools:
     """Which layers are weights of two or more dimensions, `[L]`: biases and gains begin at 0 or 1 and tell little."""
-    dims = {layer.name: len(layer.shape) for layer in history.run.layers}
-    return np.array([dims.get(name, 2) >= 2 for name in history.layers], bool)
+    return np.array([len(shapes_of(history).get(name, (1, 1))) >= 2 for name in history.layers], bool)
 
 
+@once
 def numel(history: History) -> Floats:
     """The elements of each layer, `[L]`; 1 where the manifest does not know it."""
-    known = {layer.name: layer.numel for layer in history.run.layers}
-    return np.array([max(1, known.get(name, 1)) for name in history.layers], np.float64)
+    return np.array([max(1, math.prod(shapes_of(history).get(name, ()))) for name in history.layers], np.float64)
 
 
 # What torch's weight_norm, spectral_norm and prune make of `weight`, by either of their two ways.
@@ -137,6 +143,7 @@ def last_matrix(history: History) -> Layer | None:
     return next((layer for layer in reversed(history.run.layers) if len(layer.shape) == 2), None)
 
 
+@once
 def embeddings(history: History) -> Bools:
     """Which layers are the tables of embeddings, `[L]`: their rows begin at unit variance, whatever their size."""
     kinds = history.run.modules
@@ -151,14 +158,12 @@ def initial_gains(history: History) -> Floats:
     Source: He et al., arXiv:1502.01852, equation 7.
     """
     _, norm = measured(history, "weight_norm")
-    shapes = {layer.name: layer.shape for layer in history.run.layers}
-    fans = np.array([max(1, int(np.prod(shapes.get(name, ())[1:]))) for name in history.layers], np.float64)
+    fans = np.array([max(1, math.prod(shapes_of(history).get(name, ())[1:])) for name in history.layers], np.float64)
     which, tables = matrices(history), embeddings(history)
     if not len(norm):
         return np.full(len(which), np.nan)
     rms = root_mean_square(history, norm[0])
-    which &= ~tables | (rms > 1)
-    return np.where(which, rms * np.where(tables, 1, np.sqrt(fans)), np.nan)
+    return np.where(which & (~tables | (rms > 1)), rms * np.where(tables, 1, np.sqrt(fans)), np.nan)
 
 
 def chance_loss(history: History) -> float:

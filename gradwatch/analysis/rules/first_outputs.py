@@ -18,6 +18,7 @@ from gradwatch.analysis.rules.facts import (
     measured,
     pick,
     root_mean_square,
+    shapes_of,
 )
 from gradwatch.analysis.rules.finding import Finding, either
 from gradwatch.analysis.rules.inputs import FAR, first_odds
@@ -40,7 +41,7 @@ def tied_table(history: History, unit: float = 0.9, well: float = 0.9, long: flo
     (`_of_tables`).
     Source: Press & Wolf, arXiv:1608.05859 (tied tables); GPT-2's begins at a standard deviation of 0.02.
     """
-    shapes, kinds = {layer.name: layer.shape for layer in history.run.layers}, history.run.modules
+    shapes, kinds = shapes_of(history), history.run.modules
     owners = {name.rpartition(".")[0] for name in history.layers}
     last = next((name for name in reversed(kinds) if name in owners or kinds[name] == "Linear"), "")
     _, norm = measured(history, "weight_norm")
@@ -174,7 +175,7 @@ def sure_of_what_is_wrong(history: History, began: float = 3.0, ended: float = 2
     tables (`_of_tables`).
     Source: Karpathy 2019, A Recipe for Training Neural Networks ("verify loss @ init").
     """
-    shapes, last = {layer.name: layer.shape for layer in history.run.layers}, last_matrix(history)
+    shapes, last = shapes_of(history), last_matrix(history)
     tables = {shapes[name][0] for name in pick(history, embeddings(history)) if shapes.get(name)}
     chance, losses = chance_loss(history), [p for p in progress(history) if p.is_loss]
     if last is None or not losses:

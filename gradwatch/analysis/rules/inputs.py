@@ -17,6 +17,7 @@ from gradwatch.analysis.rules.facts import (
     initial_gains,
     matrices,
     root_mean_square,
+    shapes_of,
 )
 from gradwatch.analysis.rules.finding import Finding, either
 from gradwatch.analysis.rules.loss_graph import given_data
@@ -181,16 +182,16 @@ def _later_inputs(history: History, large: float, beyond: float) -> tuple[str, F
 
 
 @once
-def _by_name(history: History) -> tuple[dict[str, int], dict[str, tuple[int, ...]]]:
-    """The place of each layer, and the shape of each: looked up, as a search for each of 10,000 takes minutes."""
-    return {name: i for i, name in enumerate(history.layers)}, {each.name: each.shape for each in history.run.layers}
+def _places(history: History) -> dict[str, int]:
+    """The place of each layer: looked up, as a search for each of 10,000 takes minutes."""
+    return {name: i for i, name in enumerate(history.layers)}
 
 
 def inputs_of(history: History, layer: int) -> tuple[str, Floats, int] | None:
     """The name of a matrix, the norm of what came into it in each row `[R]`, and its elements; None if unknown."""
-    places, shapes = _by_name(history)
+    places = _places(history)
     name, bias = history.layers[layer], beside_bias(history.layers[layer])
-    shape = shapes.get(name, ())
+    shape = shapes_of(history).get(name, ())
     if bias == name or bias not in places or len(shape) < 2:
         return None
     own, beside = history.layer("grad_norm")[:, [layer, places[bias]]].T.astype(np.float64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gradwatch.analysis.rules.facts import shapes_of
 from gradwatch.analysis.rules.finding import Finding
 from gradwatch.analysis.rules.loss_graph import from_graph, graph_rows
 from gradwatch.analysis.rules.progress import succeeds
@@ -21,7 +22,7 @@ def no_activation(history: History, gained: float = 0.9) -> list[Finding]:
     """
     if (history.total("nonfinite")[-3:] > 0).any():
         return []
-    shapes = {layer.name: layer.shape for layer in history.run.layers}
+    shapes = shapes_of(history)
     for row in graph_rows(history, "linear"):
         names = str(row["layers"]).split()  # from the loss down
         known = [shapes[name] for name in names if len(shapes.get(name, ())) > 1]

@@ -9,7 +9,7 @@ import re
 
 import numpy as np
 
-from gradwatch.analysis.rules.facts import beside_bias, matrices, numel, pick, present
+from gradwatch.analysis.rules.facts import beside_bias, matrices, numel, pick, present, shapes_of
 from gradwatch.analysis.rules.finding import Finding, Severity, either
 from gradwatch.analysis.rules.progress import succeeds
 from gradwatch.analysis.rules.sampled_losses import in_most_looks, sampled
@@ -168,7 +168,7 @@ def _never_trained(history: History, frozen: Bools, least: int = 256, exact: flo
 
     It agrees up to the share `exact`, or three standard errors; matrices of fewer elements than `least` do not count.
     """
-    shapes = {layer.name: layer.shape for layer in history.run.layers}
+    shapes = shapes_of(history)
     sizes, norm = numel(history), history.layer("weight_norm")
     found = 0.0
     for i in np.flatnonzero(frozen & matrices(history) & (sizes >= least)):

@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from gradwatch.analysis.rules.facts import matrices, measured, root_mean_square, set_rate
+from gradwatch.analysis.rules.facts import matrices, measured, root_mean_square, set_rate, shapes_of
 from gradwatch.analysis.rules.finding import Why, either
 from gradwatch.analysis.rules.loss_graph import given_data
 from gradwatch.analysis.rules.progress import Progress
@@ -99,7 +99,7 @@ def _between(history: History) -> Why | None:
     """A layer that hands on nothing, or never did: a norm over one feature, biases that hold gates or units shut; or
     that something does so, as the last layer shows.
     """
-    kinds, shapes = history.run.modules, {layer.name: layer.shape for layer in history.run.layers}
+    kinds, shapes = history.run.modules, shapes_of(history)
     for name, shape in shapes.items():
         module = name.rpartition(".")[0]
         if kinds.get(module) in ("LayerNorm", "RMSNorm") and int(np.prod(shape)) == 1:

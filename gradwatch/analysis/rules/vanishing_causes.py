@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from gradwatch.analysis.rules.activation_facts import at_the_ends, in_forward_order
-from gradwatch.analysis.rules.facts import initial_gains, matrices, measured
+from gradwatch.analysis.rules.facts import initial_gains, matrices, measured, shapes_of
 from gradwatch.analysis.rules.finding import Why, either
 from gradwatch.formatting import percent, quantity_text
 from gradwatch.history import Floats, History
@@ -100,7 +100,7 @@ def _way(rms: Floats) -> str:
 
 def _is_he(history: History) -> bool:
     """Whether the matrices began with the root mean square of He et al. 2015, sqrt(2 / fan_in), by their median."""
-    shapes = {layer.name: layer.shape for layer in history.run.layers}
+    shapes = shapes_of(history)
     at, norm = measured(history, "weight_norm")
     if not len(at) or at[0] > 0:
         return False

@@ -17,6 +17,7 @@ from gradwatch.analysis.rules.facts import (
     root_mean_square,
     set_rate,
     settings,
+    shapes_of,
 )
 from gradwatch.analysis.rules.finding import Finding, Why, either
 from gradwatch.analysis.rules.once import once
@@ -184,7 +185,7 @@ _OF_SHRINKING = ("it is a penalty in the loss", "something changes them after th
 
 def _rows_of(history: History, which: Bools) -> float:
     """The median number of units (rows) of these layers."""
-    shapes = {layer.name: layer.shape for layer in history.run.layers}
+    shapes = shapes_of(history)
     return float(np.median([(shapes.get(name) or (1,))[0] for name in pick(history, which)]))
 
 
