@@ -48,6 +48,7 @@ from gradwatch.open_run import open_history
 from gradwatch.policies.intervention import Intervention
 
 RESULTS = ROOT / "docs" / "measurements" / "cures.json"
+OPTIONS = ROOT / "docs" / "measurements" / "cure_options.json"  # by cure_options.py
 FIRST = ROOT / "docs" / "measurements" / "cures_first.json"  # the same of `LATEST`, before a word of advice was changed
 SEEDS = 3
 LATEST = ("sent", "heard")
@@ -93,6 +94,10 @@ changed since as well: a mean alone does not bring its loss near 1, and the word
 groups `told` and `met` between them were not tried, nor those from `daily` to `anew`. The latest, `afresh`, was tried
 when rules had been changed for it, and the words of three findings as well (a scale that nothing lowers, a warm-up that
 begins anew, rates of groups)."""
+OF_OPTIONS = """\
+Every sick training of the suite, with one seed, by `scripts/bench/cure_options.py`: where the main finding names
+options that can be tried on an unchanged script, what the first of them did. Nobody read words for it."""
+WORDS = ("helps", "a little", "nothing", "worse")
 Row = dict[str, Any]
 Results = dict[str, list[Row]]  # by training, a row for each seed
 
@@ -273,16 +278,20 @@ def totals(half: str, results: Results) -> list[str]:
     right = [rows for rows in results.values() if sum(row["right"] for row in rows) > len(rows) / 2]
     by_best = [[{**row, "treated": best(row)} for row in rows] for rows in results.values()]
     own = [rows for rows in results.values() if not any(row.get("as_expert") for row in rows)]
-    counted = {
+    kinds = {
         half: [result(rows) for rows in results.values()],
         "of these, the finding is right": [result(rows) for rows in right],
         "of these, the advice is not read as the expert's fix": [result(rows) for rows in own],
         "by the best cure that is named": [result(rows) for rows in by_best],
         "single seeds": [result([row], rows) for rows in results.values() for row in rows],
     }
-    words = ("helps", "a little", "nothing", "worse", "nothing said")
-    lines = [f"| | trainings | {' | '.join(words)} |", "|---|---|---|---|---|---|---|"]
-    for name, each in counted.items():
+    return counted(kinds, (*WORDS, "nothing said"))
+
+
+def counted(kinds: dict[str, list[str]], words: Sequence[str]) -> list[str]:
+    """A line for each kind: how often each of the words was said of it."""
+    lines = [f"| | trainings | {' | '.join(words)} |", "|---" * (len(words) + 2) + "|"]
+    for name, each in kinds.items():
         counts = Counter(each)
         lines.append(f"| {name} | {len(each)} | {' | '.join(str(counts[word]) for word in words)} |")
     return lines
@@ -302,8 +311,23 @@ def page(results: Results) -> str:
     tuning = {name: rows for name, rows in results.items() if name not in known | once}
     lines = [*totals("tuning", tuning), "", agreement(tuning), *table(tuning)]
     lines += ["", "## What was read once", "", *totals("read once", once), *before(once), *table(once)]
+    lines += ["", "## Options alone, of all groups", "", OF_OPTIONS, "", *by_options()]
     lines += ["", "## What rules were written for", "", *totals("known", known), "", agreement(known), *table(known)]
     return HEAD + "\n".join(lines) + "\n"
+
+
+def by_options() -> list[str]:
+    """What the first option did, and the best one, of all trainings whose main finding has any."""
+    rows = [row for row in json.loads(OPTIONS.read_text(encoding="utf-8")) if row["options"]]
+    firsts = [(row, next(iter(row["options"].values()))) for row in rows]
+    kinds = {
+        "all": [came for _, came in firsts],
+        "of these, the finding is right": [came for row, came in firsts if row["right"]],
+        "by the best of its options": [min(row["options"].values(), key=WORDS.index) for row in rows],
+    }
+    for rule, _ in Counter(row["found"] for row in rows).most_common():
+        kinds[f"`{rule}`"] = [came for row, came in firsts if row["found"] == rule]
+    return counted(kinds, WORDS)
 
 
 def before(results: Results) -> list[str]:

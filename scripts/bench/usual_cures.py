@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from cures import Row, Trained, did, last_score, score
+from cures import WORDS, Row, Trained, did, last_score, score
 from judgement import ROOT
 from trainings import Treatment
 from unseen import SICK
@@ -29,7 +29,6 @@ from gradwatch.launcher.cures import applied, usual_cures
 from gradwatch.policies.intervention import Intervention
 
 RESULTS = ROOT / "docs" / "measurements" / "usual_cures.json"
-WORDS = ("helps", "a little", "nothing", "worse")
 
 
 def tried(trained: Trained) -> list[Row]:
