@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from gradwatch.errors import WatchError
 from gradwatch.measure.activations import Activations
 from gradwatch.measure.collectives import Sums, together
+from gradwatch.measure.constant_weights import constant_weights
 from gradwatch.measure.ddp_rank_norms import RankNorms, rank_norms
 from gradwatch.measure.distributed import add_up, world_size
 from gradwatch.measure.gradient_histogram import GradientHistogram
@@ -52,11 +53,14 @@ class Inside:
         parts = self.histogram, self.micro_batches, self.logits
         return bool(self.activations.names) or any(part is not None for part in parts)
 
-    def at_first(self, looking: Looking) -> dict[str, Any]:
+    def at_first(self, layout: Layout, looking: Looking) -> dict[str, Any]:
         """What is known of the model before the first step, scalars."""
+        found: dict[str, Any] = {}
         with looking.at("norm_mean"):
-            return {} if self.mode is None else self.mode.at_first()
-        return {}
+            found |= {} if self.mode is None else self.mode.at_first()
+        with looking.at("constant_weights"):
+            found |= constant_weights(layout)
+        return found
 
     def begin(self, step: int, layout: Layout, lanes: Sequence[str] = (), samples: bool = True) -> None:
         """The forward pass of this step is about to begin, of one of these `lanes`, where optimizers step in turn.

@@ -72,7 +72,7 @@ class Stepper:
         self._hooks.attach()
         listen(self.listener)
         self.inside.begin(self.steps, self.layout)
-        self.recorder.add(self.inside.at_first(self.weights.looking))
+        self.recorder.add(self.inside.at_first(self.layout, self.weights.looking))
 
     @property
     def layout(self) -> Layout:

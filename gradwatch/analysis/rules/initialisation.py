@@ -51,15 +51,17 @@ def bad_initialisation(
     to 0 on purpose. Not said where what follows from it is found: an explosion, gradients that vanish, layers that
     are dead or (of large ones) apart. But large ones are said where layers were dead from the start: their units
     stand at their ends. Nor are large ones where the first step already changed the weights by a third: their first
-    norm is that after it. Or the gains of its normalisations began next to 0 (`_shut_norms`), or a table that is
-    the last layer too began as large as one that is only read (`tied_table`), or the first outputs are far apart
-    and a matrix is why (`far_outputs`) or far from what is asked for most of the run (`long_way_back`), or they
-    never came near equal odds (`sure_of_what_is_wrong`), or the gradient grows evenly on its way back to the first
-    layer (`_grows_on_its_way`), or what passes through the layers grows on its way to the last (`_grows_forward`).
+    norm is that after it. Or all elements of most matrices began at one number (`_all_alike`), or the gains of its
+    normalisations began next to 0 (`_shut_norms`), or a table that is the last layer too began as large as one that
+    is only read (`tied_table`), or the first outputs are far apart and a matrix is why (`far_outputs`) or far from
+    what is asked for most of the run (`long_way_back`), or they never came near equal odds
+    (`sure_of_what_is_wrong`), or the gradient grows evenly on its way back to the first layer
+    (`_grows_on_its_way`), or what passes through the layers grows on its way to the last (`_grows_forward`).
     Source: He et al., arXiv:1502.01852; of healthy trainings of the tests the median gain is 0.2 to 2.1.
     """
     return (
-        _of_matrices(history, large, small, most, least)
+        _all_alike(history)
+        or _of_matrices(history, large, small, most, least)
         or _shut_norms(history, most, least)
         or tied_table(history)
         or far_outputs(history, large)
@@ -68,6 +70,32 @@ def bad_initialisation(
         or _grows_on_its_way(history)
         or _grows_forward(history)
     )
+
+
+def _all_alike(history: History) -> list[Finding]:
+    """All elements of most matrices, two at least, were one number other than 0 before the first step.
+
+    Whatever comes of it; of one among others it is not said, as units whose outputs are weighed differently come apart.
+    Nor where gains of a norm over several dimensions may be what is alike.
+    Source: Goodfellow et al., Deep Learning, section 8.4 (initial weights break the symmetry between units).
+    """
+    count = history.total("constant_weights")[:1].sum()
+    names = tuple(layer.name for layer in history.run.layers if sum(size > 1 for size in layer.shape) > 1)
+    if not count > 1 or 2 * count < len(names):
+        return []
+    if any("Norm" in history.run.modules.get(name.rpartition(".")[0], "") for name in names):
+        return []
+    return [
+        initial_finding(
+            history,
+            names if count >= len(names) else (),
+            {"constant_matrices": float(count), "matrices": float(len(names))},
+            f"Before the first step all elements of {int(count)} of the {len(names)} weight matrices were one number: "
+            "the units of such a layer are given the same gradient, and stay copies of one another.",
+            "Begin with random weights, as torch's own layers do, or nn.init.kaiming_normal_(weight): look for what "
+            "sets weights by constant_, ones_, full or fill_. Only biases and gains may begin at one number.",
+        )
+    ]
 
 
 def _of_matrices(

@@ -22,7 +22,7 @@ def all_weights_begin_at_zero(folder, ill):
 
 
 @sick(
-    "symmetric-units", "no-progress", "lr-too-high",
+    "symmetric-units", "bad-initialisation", "no-progress", "lr-too-high",
     where="0.weight and 2.weight, all steps", cure="random initial weights: equal units stay equal",
 )  # fmt: skip
 def all_units_equal(folder, ill):
