@@ -101,7 +101,7 @@ def compared(folder):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_node_that_dies_costs_its_trainings_only(desk, nodes):
+def test_a_node_that_dies_costs_its_trainings_only(desk, nodes, sweep):
     process = start("--on", "ray")
     name = waiting(desk, process)
     nodes.remove(nodes.there.pop(name), allow_graceful=False)
@@ -110,7 +110,7 @@ def test_a_node_that_dies_costs_its_trainings_only(desk, nodes):
     nodes.there[name] = nodes.add(name)
     assert out.count("finished after") == 2
     assert len(re.findall(r"seed 1: finished .*, tried 2 times, as its node died", out)) == 1
-    finished(start("--dir", "local", "--jobs", "2"))
+    sweep(*SWEEP, "--dir", "local", "--jobs", "2", *TRAIN)
     assert compared(desk / "gradwatch-runs") == compared(desk / "local")
     assert len(compared(desk / "local")) == 1
 

@@ -16,6 +16,7 @@ import torch
 from click.testing import CliRunner
 from make_run import changed, make_history
 from processes import start_sweep
+from torchrun import torchrun
 
 import gradwatch
 from gradwatch import PolicyError, RunError
@@ -455,9 +456,7 @@ os._exit(0)  # as ranks.leave() does
 def test_all_ranks_of_a_trial_get_its_value_or_are_pruned_together(tmp_path):
     pytest.importorskip("optuna")
     (tmp_path / "train.py").write_text(RANKS)
-    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "train.py", "."]
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(start, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=500, check=False)
+    done = torchrun(2, "train.py", ".", cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     first, other = (json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in (0, 1))
     assert first.pop() == ["COMPLETE", "PRUNED"]

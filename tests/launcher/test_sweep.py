@@ -2,10 +2,8 @@
 
 import contextlib
 import errno
-import functools
 import io
 import json
-import multiprocessing.forkserver
 import os
 import re
 import shlex
@@ -87,32 +85,6 @@ def cold(*args):
     out, err = process.communicate(timeout=200)
     assert process.returncode == 0, out + err
     return out
-
-
-@pytest.fixture(scope="module")
-def server_of_our_own():
-    """The fork server that the trainings ask for, not one that another test started with other modules, or will."""
-    if can_fork():
-        multiprocessing.forkserver._forkserver._stop()
-    yield
-    if can_fork():
-        multiprocessing.forkserver._forkserver._stop()
-
-
-@pytest.fixture
-def sweep(server_of_our_own, monkeypatch):
-    """A sweep in this process, its trainings in forks of one that has imported torch; gives what it printed.
-
-    All but the seconds that imports take is as it is from a shell, where a Ctrl-C, MLflow and prefixes are tested.
-    """
-    monkeypatch.setattr("gradwatch.launcher.sweep.task", functools.partial(task_of, warm=True))
-
-    def call(*args, code=0):
-        done = CliRunner(env={"COLUMNS": "220"}).invoke(main, ["sweep", *args])
-        assert done.exit_code == code, done.output
-        return done.stdout
-
-    return call
 
 
 def asked(tmp_path, **changes):
@@ -414,9 +386,9 @@ def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(desk, sweep):
 
 
 @pytest.mark.slow
-def test_each_run_and_the_summary_are_in_mlflow(desk, store):
-    out = cold("--clip", "none", "--clip", GLOBAL, "--seed", "3", "--set-seed", "--jobs", "2", "--experiment", "e",
-               "train.py")  # fmt: skip
+def test_each_run_and_the_summary_are_in_mlflow(desk, store, sweep):
+    out = sweep("--clip", "none", "--clip", GLOBAL, "--seed", "3", "--set-seed", "--jobs", "2", "--experiment", "e",
+                "train.py")  # fmt: skip
     assert "MLflow: http://127.0.0.1:5000/#/experiments/" in out
     with sqlite3.connect(desk / "mlflow.db") as database:
         rows = database.execute(
@@ -440,8 +412,8 @@ def test_each_run_and_the_summary_are_in_mlflow(desk, store):
     assert {path.name for path in desk.glob("ml*/**/gradwatch/comparison.*")} == {
         "comparison.csv", "comparison.md", "comparison.json"
     }  # fmt: skip
-    cold("--clip", "none", "--clip", GLOBAL, "--seed", "3", "--set-seed", "--experiment", "e", "--jobs", "2",
-         "train.py")  # fmt: skip
+    sweep("--clip", "none", "--clip", GLOBAL, "--seed", "3", "--set-seed", "--experiment", "e", "--jobs", "2",
+          "train.py")  # fmt: skip
     with sqlite3.connect(desk / "mlflow.db") as database:
         assert database.execute("SELECT COUNT(*) FROM runs WHERE lifecycle_stage = 'active'").fetchone() == (3,)
 

@@ -1,8 +1,6 @@
 """Named Watches on two local ranks: stages of a pipeline are one run, and nobody waits for anybody after `watch()`."""
 
-import os
 import re
-import subprocess
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -13,6 +11,7 @@ import torch
 import torch.distributed as dist
 from gloo import AT_THE_END
 from torch import nn
+from torchrun import torchrun
 from training import mlp, train, watch
 
 from gradwatch import RunError, WatchError, open_history
@@ -35,12 +34,10 @@ def in_files_only(script):
 
 @pytest.fixture(scope="module")
 def pipeline(tmp_path_factory):
-    """The run of the documentation's script on two ranks, started as it says there."""
+    """The run of the documentation's script on two ranks."""
     folder = tmp_path_factory.mktemp("pipeline")
     (folder / "pipeline.py").write_text(in_files_only(SCRIPT) + AT_THE_END)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "pipeline.py"]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False, timeout=200)
+    done = torchrun(2, "pipeline.py", cwd=folder)
     assert done.returncode == 0, done.stderr
     (run,) = (folder / "gradwatch-runs").iterdir()
     return run

@@ -1,8 +1,12 @@
-"""Starts scripts of ranks with `torchrun` on this machine, and opens what they recorded."""
+"""Starts scripts of ranks as `torchrun` does, and opens what they recorded."""
 
+import atexit
+import functools
+import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from filelock import FileLock
@@ -13,19 +17,30 @@ ROOT = Path(__file__).parents[2]
 SUPPORT = ROOT / "tests" / "support"
 
 
+@functools.cache
+def _forks():
+    """The process whose forks are ranks, the same for all tests."""
+    command, piped = [sys.executable, SUPPORT / "ranks_forked.py"], subprocess.PIPE
+    process = subprocess.Popen(command, stdin=piped, stdout=piped, text=True, env=_environment())
+    atexit.register(process.communicate)
+    return process
+
+
+def _environment():
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), str(SUPPORT)])}
+
+
 def torchrun(size, *command, cwd=None, **environment):
-    """`size` processes that run a script."""
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), str(SUPPORT)])}
-    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}"]
-    return subprocess.run(
-        [*start, *map(str, command)],
-        env={**env, **environment},
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
+    """`size` processes that run a script, as `torchrun` starts them, but of what they import."""
+    with tempfile.TemporaryDirectory() as folder:
+        said = [Path(folder) / name for name in ("stdout", "stderr")]
+        words = [str(word) for word in command]
+        order = [size, words, str(cwd or Path.cwd()), _environment() | environment, *map(str, said)]
+        print(json.dumps(order), file=_forks().stdin, flush=True)
+        codes = json.loads(_forks().stdout.readline())
+        out, err = (path.read_text() for path in said)
+    ends = [f"rank {rank} ended with {code}\n" for rank, code in enumerate(codes) if code]
+    return subprocess.CompletedProcess(words, int(bool(ends)), out, "".join([err, *ends]))
 
 
 def launched_once(tmp_path_factory, worker_id, name, size, script, *arguments, **environment):
