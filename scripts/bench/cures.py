@@ -95,8 +95,9 @@ groups `told` and `met` between them were not tried, nor those from `daily` to `
 when rules had been changed for it, and the words of three findings as well (a scale that nothing lowers, a warm-up that
 begins anew, rates of groups)."""
 OF_OPTIONS = """\
-Every sick training of the suite, with one seed, by `scripts/bench/cure_options.py`: where the main finding names
-options that can be tried on an unchanged script, what the first of them did. Nobody read words for it."""
+The sick trainings of {groups}, with one seed, by `scripts/bench/cure_options.py`: {some} of {all} have a main finding
+that names options which can be tried on an unchanged script, and this is what the first of them did. Nobody read words
+for it."""
 WORDS = ("helps", "a little", "nothing", "worse")
 Row = dict[str, Any]
 Results = dict[str, list[Row]]  # by training, a row for each seed
@@ -311,14 +312,15 @@ def page(results: Results) -> str:
     tuning = {name: rows for name, rows in results.items() if name not in known | once}
     lines = [*totals("tuning", tuning), "", agreement(tuning), *table(tuning)]
     lines += ["", "## What was read once", "", *totals("read once", once), *before(once), *table(once)]
-    lines += ["", "## Options alone, of all groups", "", OF_OPTIONS, "", *by_options()]
+    lines += ["", "## Options alone", "", *by_options()]
     lines += ["", "## What rules were written for", "", *totals("known", known), "", agreement(known), *table(known)]
     return HEAD + "\n".join(lines) + "\n"
 
 
 def by_options() -> list[str]:
     """What the first option did, and the best one, of all trainings whose main finding has any."""
-    rows = [row for row in json.loads(OPTIONS.read_text(encoding="utf-8")) if row["options"]]
+    every = json.loads(OPTIONS.read_text(encoding="utf-8"))
+    rows = [row for own in every.values() for row in own if row["options"]]
     firsts = [(row, next(iter(row["options"].values()))) for row in rows]
     kinds = {
         "all": [came for _, came in firsts],
@@ -327,7 +329,10 @@ def by_options() -> list[str]:
     }
     for rule, _ in Counter(row["found"] for row in rows).most_common():
         kinds[f"`{rule}`"] = [came for row, came in firsts if row["found"] == rule]
-    return counted(kinds, WORDS)
+    said = OF_OPTIONS.format(
+        groups=", ".join(f"`{name}`" for name in every), some=len(rows), all=sum(map(len, every.values()))
+    )
+    return [*said.splitlines(), "", *counted(kinds, WORDS)]
 
 
 def before(results: Results) -> list[str]:
