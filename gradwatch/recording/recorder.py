@@ -249,15 +249,15 @@ class Recorder:
 
     def _send(self, upto: int) -> Sending | None:
         """Send the rows before `upto` to the host, with what was added to them; None where there is nothing."""
-        now = time.monotonic()
-        self.pause = self.seconds if now - self.drained >= self.pause else self.pause
-        self.drained = now
         first, done, seen = self.first, max(0, upto - self.first), len(self.values)
         oldest = first - (self.sent is not None)  # what another thread logged for a row that has left since
         known = [(max(at, oldest), name, v) for at, name, v in self.values[:seen]]
         leaving = [value for value in known if value[0] < first + done]
         if not done and not leaving:
             return None  # scalars logged before the first step wait for it
+        now = time.monotonic()
+        self.pause = self.seconds if now - self.drained >= self.pause else self.pause
+        self.drained = now
         block = self.ring.stage(first, done, [v for _, _, v in leaving if isinstance(v, Tensor)])
         return Sending(done, seen, leaving, [value for value in known if value[0] >= first + done], block)
 
