@@ -1,7 +1,4 @@
-"""Which weights begin at one number: the units of such a layer are copies of one another.
-
-Legend: L layers.
-"""
+"""Which weights begin at one number: the units of such a layer are copies of one another."""
 
 from __future__ import annotations
 
