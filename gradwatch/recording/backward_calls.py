@@ -1,8 +1,13 @@
-"""Hears of `torch.autograd.backward` as the loop calls it: one wrapper for all who listen, whoever leaves first."""
+"""Hears of `torch.autograd.backward` as the loop calls it: one wrapper for all who listen, whoever leaves first.
+
+Each hears of the calls of the thread that trains its layers. Another thread's backward may come at any moment, also
+while these gradients are written to, and to read them then ends the process.
+"""
 
 from __future__ import annotations
 
 import functools
+import threading
 from typing import Any, Protocol
 
 import torch
@@ -27,7 +32,7 @@ def _tell(original: Function) -> Function:
         if inside_backward():  # a reentrant checkpoint's
             return original(*args, **words)
         losses = args[0] if args else words.get("tensors")
-        told = [(listener, listener.before(losses)) for listener in heard.listeners]
+        told = [(listener, listener.before(losses)) for listener in heard.of_this_thread()]
         out = original(*args, **words)
         for listener, before in told:
             listener.after(before)
@@ -36,4 +41,32 @@ def _tell(original: Function) -> Function:
     return backward
 
 
-heard: Wrapped[Listener] = Wrapped(lambda: [Patch([(torch.autograd, "backward")], _tell)])
+class _Heard(Wrapped[Listener]):
+    """Who listens, and in which thread each does."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: [Patch([(torch.autograd, "backward")], _tell)])
+        self._threads: dict[int, int] = {}  # by the id of a listener
+
+    def listen(self, listener: Listener) -> None:
+        self._threads[id(listener)] = threading.get_ident()
+        super().listen(listener)
+
+    def leave(self, listener: Listener) -> None:
+        super().leave(listener)
+        self._threads.pop(id(listener), None)
+
+    def from_here(self, *listeners: Listener | None) -> None:
+        """Those of them that listen hear of this thread's calls from now on."""
+        here = threading.get_ident()
+        for listener in map(id, listeners):
+            if self._threads.get(listener, here) != here:
+                self._threads[listener] = here
+
+    def of_this_thread(self) -> list[Listener]:
+        """Who hears of a call that this thread makes."""
+        here = threading.get_ident()
+        return [listener for listener in self.listeners if self._threads.get(id(listener)) == here]
+
+
+heard = _Heard()

@@ -24,6 +24,7 @@ from gradwatch.measure.looking import Looking
 from gradwatch.measure.units import units_of
 from gradwatch.measure.weight_updates import Weights
 from gradwatch.policies import Policy
+from gradwatch.recording import backward_calls
 from gradwatch.recording.arguments import Settings
 from gradwatch.recording.clipper import Clipper
 from gradwatch.recording.copies import Copies
@@ -67,6 +68,7 @@ class Inside:
 
         Unless something `samples` it, nothing but its losses is heard of.
         """
+        backward_calls.heard.from_here(self.loss_targets, self.loss_graphs, self.micro_batches)
         self.loss_targets.begin(step, layout, lanes)
         if not samples:
             return

@@ -53,9 +53,8 @@ class Watch:
         verbose: bool,
         shared: Shared | None = None,
     ) -> None:
-        self._writer, self._source = writer, source
+        self._writer, self._source, self._live, self._shared = writer, source, live, shared
         self._verbose = verbose and self._writes
-        self._live, self._shared = live, shared
         self._courier = CourierProcess(*settings.couriers(self._writes), shared.start_courier if shared else None)
         self._closed, self._ending = False, ""  # whether it has ended; with which status, once close() has begun
         self._url_said = shared is not None and len(shared.names) > 1  # by the first of them
@@ -159,8 +158,9 @@ class Watch:
         try:
             self._stepper.detach()
             self._drain()
-            with self._looking.at("what nobody trains"):
-                tell_forgotten(getattr(self, "_source", None), self._writer)
+            if self._thread == threading.get_ident():  # else a backward may be writing to the gradients
+                with self._looking.at("what nobody trains"):
+                    tell_forgotten(getattr(self, "_source", None), self._writer)
             self._courier.start(self.dir)
             self._courier.restart_if_killed(self.dir, at_once=True)
         except Exception:  # what was handed over before is written all the same

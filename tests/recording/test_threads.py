@@ -10,6 +10,7 @@ import torch
 from training import mlp, train, watch
 
 from gradwatch import open_history
+from gradwatch.recording import backward_calls
 from gradwatch.recording.recorder import Recorder, Sending
 
 
@@ -127,6 +128,29 @@ def train_until(over, model, optimizer):
         train(model, optimizer, 1)
         steps += 1
     return steps
+
+
+def test_a_backward_is_heard_by_the_watch_that_its_own_thread_trains(tmp_path):
+    """Gradients that another thread's backward writes to meanwhile are not read: that ended the process."""
+
+    def heard_in_a_thread(work):
+        found = []
+        thread = threading.Thread(target=lambda: (work(), found.extend(backward_calls.heard.of_this_thread())))
+        thread.start()
+        thread.join()
+        return found
+
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watch(model, optimizer, tmp_path, every=1):
+        own = backward_calls.heard.of_this_thread()
+        assert own
+        assert heard_in_a_thread(lambda: None) == []
+        assert heard_in_a_thread(lambda: train(model, optimizer, 2)) == [*backward_calls.heard.listeners] != []
+        assert backward_calls.heard.of_this_thread() == []
+        train(model, optimizer, 1)
+        assert backward_calls.heard.of_this_thread() == [*backward_calls.heard.listeners]
+    assert not backward_calls.heard.of_this_thread()
 
 
 @pytest.mark.slow
