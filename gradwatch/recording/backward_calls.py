@@ -60,7 +60,7 @@ class _Heard(Wrapped[Listener]):
         """Those of them that listen hear of this thread's calls from now on."""
         here = threading.get_ident()
         for listener in map(id, listeners):
-            if self._threads.get(listener, here) != here:
+            if listener in self._threads:
                 self._threads[listener] = here
 
     def of_this_thread(self) -> list[Listener]:

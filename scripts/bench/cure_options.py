@@ -18,12 +18,8 @@ import warnings
 from pathlib import Path
 
 import torch
-from cures import OPTIONS, Row, Trained, did, last_score, score
-from trainings import Treatment
+from cures import OPTIONS, Row, Trained, did, score
 from unseen import SICK, Sick, of_group
-
-from gradwatch.launcher.cures import applied
-from gradwatch.policies.intervention import Intervention
 
 
 def tried(training: Sick) -> Row:
@@ -34,10 +30,7 @@ def tried(training: Sick) -> Row:
         main, options = judged.main, {}
         if main and main.tries:
             ill, expert = (trained.score(training, 0, done, done == "ill") for done in ("ill", "expert"))
-            unchanged = Intervention.of(trained.untreated(training, 0).run)
-            for text in main.tries:
-                asked = Treatment(applied(unchanged, text).arguments)
-                last = last_score(trained.score(training, 0, text, treatment=asked), ill)
+            for text, last in trained.with_options(training, 0, main.tries).items():
                 options[text] = did(*map(score, (expert["first"], ill["last"], last, expert["last"])), spread=0.0)
         return {"found": main and main.rule, "right": judged.right, "options": options}
 

@@ -140,6 +140,15 @@ class Trained:
         self.score(training, seed, "ill")
         return open_history(next(self.place(training, seed, "ill").glob("*/")))
 
+    def with_options(self, training: Sick, seed: int, options: Sequence[str]) -> dict[str, float | None]:
+        """Its last score with each of these options of `gradwatch run`."""
+        untreated, unchanged = self.score(training, seed, "ill"), Intervention.of(self.untreated(training, seed).run)
+        asked = {text: Treatment(applied(unchanged, text).arguments) for text in options}
+        return {
+            text: last_score(self.score(training, seed, text, treatment=treatment), untreated)
+            for text, treatment in asked.items()
+        }
+
     def judged(self, training: Sick, seed: int) -> Judged:
         """The untreated run's roots."""
         return Judged(training, diagnose(self.untreated(training, seed)))
@@ -176,10 +185,7 @@ def tried(training: Sick, trained: Trained) -> list[Row]:
         main = judged.main
         if main:
             row["found"] = main.rule
-            unchanged = Intervention.of(trained.untreated(training, seed).run)
-            for text in main.tries:
-                asked = Treatment(applied(unchanged, text).arguments)
-                row["tries"][text] = last_score(trained.score(training, seed, text, treatment=asked), untreated)
+            row["tries"] = trained.with_options(training, seed, main.tries)
             read = READ.get((training.name, main.rule))
             if read and (read.beyond or not main.tries):
                 row |= {"advice": read.said, "as_expert": read.as_expert}

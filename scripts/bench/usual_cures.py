@@ -20,13 +20,11 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from cures import WORDS, Row, Trained, did, last_score, score
+from cures import WORDS, Row, Trained, did, score
 from judgement import ROOT
-from trainings import Treatment
 from unseen import SICK
 
-from gradwatch.launcher.cures import applied, usual_cures
-from gradwatch.policies.intervention import Intervention
+from gradwatch.launcher.cures import usual_cures
 
 RESULTS = ROOT / "docs" / "measurements" / "usual_cures.json"
 
@@ -38,13 +36,9 @@ def tried(trained: Trained) -> list[Row]:
         print(f"{done} of {len(SICK)}", file=sys.stderr)
         if trained.judged(training, 0).right:
             continue
-        history = trained.untreated(training, 0)
-        unchanged = Intervention.of(history.run)
         ill, expert = (trained.score(training, 0, name, name == "ill") for name in ("ill", "expert"))
         row: Row = {}
-        for text in usual_cures(history):
-            asked = Treatment(applied(unchanged, text).arguments)
-            last = last_score(trained.score(training, 0, text, treatment=asked), ill)
+        for text, last in trained.with_options(training, 0, usual_cures(trained.untreated(training, 0))).items():
             came = did(*map(score, (expert["first"], ill["last"], last, expert["last"])), spread=0.0)
             row[text.rpartition(" ")[0] if text.startswith("--warmup") else text] = came
         rows.append(row)

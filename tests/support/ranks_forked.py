@@ -1,8 +1,8 @@
 """Runs scripts of ranks, each rank a fork of one process that has imported torch: to import it takes longer than a
 small test trains, once for each rank that `torchrun` starts and once for itself.
 
-    python ranks_forked.py < commands, one a line, as JSON: how many ranks, the script and its words, the folder that
-    they run in, their environment, and the files for what they print
+    python ranks_forked.py < commands, one a line, as JSON: how many ranks, a free port, the script and its words, the
+    folder that they run in, their environment, and the files for what they print
 
 As `torchrun` does, it ends the others when a rank fails. It prints the exit codes of all as a line of JSON.
 """
@@ -15,7 +15,6 @@ import json
 import os
 import runpy
 import signal
-import socket
 import sys
 import time
 
@@ -65,13 +64,6 @@ def _signal(pids, number):
             os.kill(pid, number)
 
 
-def free_port():
-    """A port that nobody listens on."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
-
-
 if __name__ == "__main__":
     torch.optim.SGD([torch.zeros(1)], lr=0.1)  # torch imports its compiler with the first optimizer
     for module in (
@@ -84,10 +76,10 @@ if __name__ == "__main__":
     gc.freeze()  # else every fork walks through, and so copies, all of torch as its interpreter ends
     for line in sys.stdin:
         size, *how = json.loads(line)
-        port, pids = free_port(), []
+        pids = []
         for number in range(size):
             pids.append(os.fork())
             if pids[-1] == 0:
-                rank(number, size, port, *how)
+                rank(number, size, *how)
                 sys.exit()
         print(json.dumps(codes(pids)), flush=True)

@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 from filelock import FileLock
+from mlflow_server import free_port
 
 from gradwatch import open_history
 
@@ -35,7 +36,7 @@ def torchrun(size, *command, cwd=None, **environment):
     with tempfile.TemporaryDirectory() as folder:
         said = [Path(folder) / name for name in ("stdout", "stderr")]
         words = [str(word) for word in command]
-        order = [size, words, str(cwd or Path.cwd()), _environment() | environment, *map(str, said)]
+        order = [size, free_port(), words, str(cwd or Path.cwd()), _environment() | environment, *map(str, said)]
         print(json.dumps(order), file=_forks().stdin, flush=True)
         codes = json.loads(_forks().stdout.readline())
         out, err = (path.read_text() for path in said)
