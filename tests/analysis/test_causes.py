@@ -11,19 +11,19 @@ from make_run import LAYERS, changed, make_history
 from gradwatch.analysis.rules import diagnose
 from gradwatch.analysis.rules.clipping import clip_is_your_learning_rate
 from gradwatch.analysis.rules.dead_layers import dead_layer
-from gradwatch.analysis.rules.facts import ends_in
 from gradwatch.analysis.rules.gradient_scale import gradients_accumulate, scaled_gradients
 from gradwatch.analysis.rules.gradients import exploding
 from gradwatch.analysis.rules.guard import too_few
 from gradwatch.analysis.rules.initialisation import bad_initialisation
+from gradwatch.analysis.rules.layer_facts import ends_in
 from gradwatch.analysis.rules.long_steps import lr_too_high
 from gradwatch.analysis.rules.losses import odd_batch
 from gradwatch.analysis.rules.no_progress import no_progress
 from gradwatch.analysis.rules.nonfinite import nonfinite
 from gradwatch.analysis.rules.outputs import softmax_twice
+from gradwatch.analysis.rules.small_updates import _of_small_steps, update_too_small
 from gradwatch.analysis.rules.spikes import spike
 from gradwatch.analysis.rules.unchanged import weights_unchanged
-from gradwatch.analysis.rules.updates import _of_small_steps, update_too_small
 from gradwatch.analysis.rules.weight_growth import weight_growth
 from gradwatch.table import Table
 

@@ -18,8 +18,8 @@ from gradwatch.analysis.rules.no_progress import no_progress
 from gradwatch.analysis.rules.nonfinite import nonfinite
 from gradwatch.analysis.rules.open_causes import reach
 from gradwatch.analysis.rules.schedule_length import schedule_too_short
+from gradwatch.analysis.rules.small_updates import update_too_small
 from gradwatch.analysis.rules.spikes import spike
-from gradwatch.analysis.rules.updates import update_too_small
 
 AT = np.arange(STEPS)
 FLAT = 2.3 + NOISE

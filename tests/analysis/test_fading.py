@@ -16,7 +16,7 @@ from gradwatch.analysis.rules.no_progress import no_progress
 from gradwatch.analysis.rules.outputs import softmax_twice
 from gradwatch.analysis.rules.registry import group
 from gradwatch.analysis.rules.rivals import generator_starves
-from gradwatch.analysis.rules.updates import update_too_small
+from gradwatch.analysis.rules.small_updates import update_too_small
 
 STEPS = 400
 ROW = np.arange(STEPS)

@@ -27,9 +27,9 @@ from gradwatch.analysis.rules.number_targets import targets_not_normalised, targ
 from gradwatch.analysis.rules.pairs import representation_collapse
 from gradwatch.analysis.rules.posterior import posterior_collapse
 from gradwatch.analysis.rules.sampled_losses import own_targets_grow, own_targets_move
+from gradwatch.analysis.rules.small_updates import update_too_small
 from gradwatch.analysis.rules.spikes import spike
 from gradwatch.analysis.rules.token_targets import future_seen, labels_not_shifted, padding_in_loss
-from gradwatch.analysis.rules.updates import update_too_small
 from gradwatch.analysis.rules.wrong_sign import wrong_sign
 
 SAMPLES = 24

@@ -17,9 +17,9 @@ from gradwatch.analysis.rules.outputs import softmax_twice
 from gradwatch.analysis.rules.progress import succeeds
 from gradwatch.analysis.rules.registry import diagnose
 from gradwatch.analysis.rules.rivals import generator_starves
+from gradwatch.analysis.rules.small_updates import update_too_small
 from gradwatch.analysis.rules.spikes import spike
 from gradwatch.analysis.rules.unchanged import weights_unchanged
-from gradwatch.analysis.rules.updates import update_too_small
 from gradwatch.analysis.rules.vanishing import vanishing
 from gradwatch.analysis.rules.weight_growth import weights_shrink
 

@@ -19,9 +19,9 @@ from gradwatch.analysis.rules.facts import set_rate
 from gradwatch.analysis.rules.gradients import exploding
 from gradwatch.analysis.rules.guard import healthy
 from gradwatch.analysis.rules.long_steps import lr_too_high
+from gradwatch.analysis.rules.small_updates import weak_gradients
 from gradwatch.analysis.rules.spikes import spike
 from gradwatch.analysis.rules.step_length import lengthened, lowered
-from gradwatch.analysis.rules.updates import weak_gradients
 from gradwatch.launcher.cures import applied
 from gradwatch.policies.intervention import Intervention
 

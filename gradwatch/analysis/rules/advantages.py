@@ -7,8 +7,9 @@ from itertools import takewhile
 
 import numpy as np
 
-from gradwatch.analysis.rules.facts import own_optimizers, pick, present
+from gradwatch.analysis.rules.facts import own_optimizers
 from gradwatch.analysis.rules.finding import Finding, either
+from gradwatch.analysis.rules.layer_facts import pick, present
 from gradwatch.analysis.rules.loss_graph import NUMBERS, Operation, from_graph, paths
 from gradwatch.analysis.rules.progress import reaches_its_goal, succeeds
 from gradwatch.analysis.rules.sampled_losses import follow, logs_rewards, sampled

@@ -9,16 +9,9 @@ import numpy as np
 
 from gradwatch.analysis.clips import called, incoming, loop_coef
 from gradwatch.analysis.rules.double_clip import clips_parts, sits_at
-from gradwatch.analysis.rules.facts import (
-    FIXED,
-    GUARD,
-    clips,
-    is_adaptive,
-    measured,
-    optimizer_kind,
-    pick,
-)
+from gradwatch.analysis.rules.facts import FIXED, GUARD, clips, is_adaptive, optimizer_kind
 from gradwatch.analysis.rules.finding import Finding, Severity
+from gradwatch.analysis.rules.layer_facts import measured, pick
 from gradwatch.analysis.rules.muon import clip_over_muon
 from gradwatch.analysis.rules.once import once
 from gradwatch.analysis.rules.owners import rate_by_scale

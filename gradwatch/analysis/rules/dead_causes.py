@@ -10,18 +10,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gradwatch.analysis.rules.facts import (
-    USUAL_RATIO,
-    began_at_zero,
-    beside_bias,
-    ends_in,
-    is_adaptive,
-    matrices,
-    pick,
-    to_usual,
-)
+from gradwatch.analysis.rules.facts import USUAL_RATIO, is_adaptive, to_usual
 from gradwatch.analysis.rules.far_beginning import begins_far
 from gradwatch.analysis.rules.finding import Why, either
+from gradwatch.analysis.rules.layer_facts import began_at_zero, beside_bias, ends_in, matrices, pick
 from gradwatch.analysis.rules.loss_graph import given_data, graph_rows, shape_in
 from gradwatch.analysis.rules.losses import has_rivals
 from gradwatch.analysis.rules.sampled_losses import sampled

@@ -8,15 +8,17 @@ from __future__ import annotations
 import numpy as np
 
 from gradwatch.analysis.rules.dead_causes import CHOOSE, FORGETS, IDLE, of_one, why_dead
-from gradwatch.analysis.rules.facts import (
+from gradwatch.analysis.rules.facts import middle
+from gradwatch.analysis.rules.finding import Finding, either
+from gradwatch.analysis.rules.layer_facts import (
     began_at_zero,
     beside_bias,
+    bias_columns,
+    columns,
     matrices,
-    middle,
     pick,
     present,
 )
-from gradwatch.analysis.rules.finding import Finding, either
 from gradwatch.analysis.rules.loss_graph import paths
 from gradwatch.analysis.rules.losses import learnt
 from gradwatch.analysis.rules.no_gradient import CUT_OFF, ZEROED, is_hardly_missed, wiped
@@ -111,10 +113,9 @@ def _under_a_derivative(history: History, min_steps: int) -> list[Finding]:
     """
     if "ReLU" not in history.run.modules.values() or len(history) < min_steps:
         return []
-    norm, place, wide = history.layer("grad_norm"), {n: i for i, n in enumerate(history.layers)}, matrices(history)
-    inner = [(i, place[bias]) for name, i in place.items() if (bias := beside_bias(name)) in place and bias != name]
-    last = max((i for name, i in place.items() if wide[i] and beside_bias(name) != name), default=-1)
-    inner = [(weight, bias) for weight, bias in inner if wide[weight] and weight != last]
+    norm, wide = history.layer("grad_norm"), matrices(history)
+    last = max((i for name, i in columns(history).items() if wide[i] and beside_bias(name) != name), default=-1)
+    inner = [(weight, bias) for weight, bias in bias_columns(history).items() if wide[weight] and weight != last]
     if not inner or not all((norm[:, bias] == 0).all() and (norm[:, weight] > 0).any() for weight, bias in inner):
         return []
     layers = tuple(history.layers[bias] for _, bias in inner)
@@ -234,8 +235,8 @@ def _nothing_but_rounding(
         part = np.where(np.isfinite(own) & (own > 0), own, np.nan) / whole
         if np.isfinite(part).sum() >= min_steps and np.isfinite(part[:first]).any():
             early[i], late[i] = np.nanmedian(part[:first]), np.nanquantile(part, 0.9)
-    small, place = (early < share) & (late < most), {name: i for i, name in enumerate(history.layers)}
-    beside = np.array([place.get(beside_bias(name), i) for name, i in place.items()], np.intp)
+    small = (early < share) & (late < most)
+    beside = np.array([bias_columns(history).get(i, i) for i in range(len(small))], np.intp)
     weights = small & small[beside] & matrices(history)
     if not weights.any() or weights.sum() >= matrices(history).sum() / 2 or vanishing(history):
         return []
@@ -284,19 +285,16 @@ def faded(history: History, share: float = 1e-4, width: int = 10) -> bool:
 
 def _idle(history: History, dead: Bools) -> bool:
     """Whether the bias beside each of these weights `[L]` has gradients: what comes into them is 0 throughout."""
-    norm, place = history.layer("grad_norm"), {name: i for i, name in enumerate(history.layers)}
-    beside = [place.get(beside_bias(name)) for name in pick(history, dead)]
+    norm = history.layer("grad_norm")
+    beside = [bias_columns(history).get(int(i)) for i in np.flatnonzero(dead)]
     return all(i is not None and not dead[i] and (norm[:, i] > 0).any() for i in beside)
 
 
 def _cancels(history: History, norm: Floats) -> Bools:
     """Which layers are biases, `[L]`, whose module's weight has a gradient in each of these rows where theirs is 0."""
-    place = {name: i for i, name in enumerate(history.layers)}
-    out = np.zeros(len(place), bool)
-    for name, weight in place.items():
-        bias = place.get(beside_bias(name), weight)
-        if bias != weight:
-            out[bias] |= (norm[norm[:, bias] == 0, weight] > 0).all()
+    out = np.zeros(len(history.layers), bool)
+    for weight, bias in bias_columns(history).items():
+        out[bias] |= (norm[norm[:, bias] == 0, weight] > 0).all()
     return out
 
 

@@ -10,18 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from gradwatch.analysis.clips import incoming
-from gradwatch.analysis.rules.facts import (
-    USUAL_RATIO,
-    clips,
-    is_adaptive,
-    matrices,
-    measured,
-    middle,
-    numel,
-    optimizer_kind,
-    to_usual,
-)
+from gradwatch.analysis.rules.facts import USUAL_RATIO, clips, is_adaptive, middle, optimizer_kind, to_usual
 from gradwatch.analysis.rules.finding import Finding, Severity
+from gradwatch.analysis.rules.layer_facts import matrices, measured, numel
 from gradwatch.analysis.rules.once import once
 from gradwatch.analysis.rules.tries import new_rate
 from gradwatch.formatting import setting_text

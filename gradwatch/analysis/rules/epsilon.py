@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from gradwatch.analysis.rules.facts import numel, pick, typical
+from gradwatch.analysis.rules.facts import typical
 from gradwatch.analysis.rules.finding import Finding
+from gradwatch.analysis.rules.layer_facts import numel, pick
 from gradwatch.analysis.rules.losses import learnt
 from gradwatch.analysis.rules.owners import of_muon, owners
 from gradwatch.analysis.rules.progress import hardly_moves, progress, succeeds

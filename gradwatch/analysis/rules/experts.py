@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from gradwatch.analysis.rules.activation_facts import medians
-from gradwatch.analysis.rules.facts import shapes_of
 from gradwatch.analysis.rules.finding import Finding, Severity
+from gradwatch.analysis.rules.layer_facts import shapes_of
 from gradwatch.analysis.rules.progress import succeeds
 from gradwatch.formatting import percent
 from gradwatch.history import History

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from gradwatch.analysis.rules.facts import beside_bias, matrices, middle, pick, smooth
+from gradwatch.analysis.rules.facts import middle, smooth
 from gradwatch.analysis.rules.finding import Finding, either
+from gradwatch.analysis.rules.layer_facts import bias_columns, matrices, pick
 from gradwatch.analysis.rules.losses import has_rivals
 from gradwatch.analysis.rules.progress import progress, succeeds, unmoved
 from gradwatch.history import Floats, History
@@ -92,14 +93,13 @@ def lost_in_time(history: History, share: float = 1e-4, min_steps: int = 20, wel
     said where the training succeeds.
     Source: Pascanu et al. 2013, "On the difficulty of training recurrent neural networks", section 2.2.
     """
-    places = {name: i for i, name in enumerate(history.layers)}
     if len(history) < min_steps or succeeds(history, well):
         return []
-    for name, i in places.items():
-        beside = places.get(beside_bias(name), i)
-        if "weight_ih" not in name or beside == i:
+    for weight, bias in bias_columns(history).items():
+        name = history.layers[weight]
+        if "weight_ih" not in name:
             continue
-        norm = history.layer("grad_norm")[:, [i, beside]].astype(np.float64)
+        norm = history.layer("grad_norm")[:, [weight, bias]].astype(np.float64)
         with np.errstate(invalid="ignore", divide="ignore"):
             quotient = middle(norm[:, 0] / norm[:, 1])
         if quotient < share:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gradwatch.analysis.rules.facts import chance_loss, initial_gains
+from gradwatch.analysis.rules.layer_facts import chance_loss, initial_gains
 from gradwatch.analysis.rules.losses import first_quarter, scaled_losses
 from gradwatch.history import History
 

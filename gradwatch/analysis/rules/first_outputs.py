@@ -9,7 +9,9 @@ import math
 
 import numpy as np
 
-from gradwatch.analysis.rules.facts import (
+from gradwatch.analysis.rules.finding import Finding, either
+from gradwatch.analysis.rules.inputs import FAR, first_odds
+from gradwatch.analysis.rules.layer_facts import (
     chance_loss,
     embeddings,
     initial_gains,
@@ -20,8 +22,6 @@ from gradwatch.analysis.rules.facts import (
     root_mean_square,
     shapes_of,
 )
-from gradwatch.analysis.rules.finding import Finding, either
-from gradwatch.analysis.rules.inputs import FAR, first_odds
 from gradwatch.analysis.rules.long_steps import lr_too_high
 from gradwatch.analysis.rules.loss_graph import is_mean_cross_entropy, number_of_classes, paths
 from gradwatch.analysis.rules.losses import scaled_losses

@@ -9,17 +9,10 @@ import numpy as np
 
 from gradwatch.analysis.clips import incoming
 from gradwatch.analysis.rules.clipping import clip_before_unscale
-from gradwatch.analysis.rules.facts import (
-    directness,
-    is_adaptive,
-    matrices,
-    middle,
-    optimizer_kind,
-    settings,
-    typical,
-)
+from gradwatch.analysis.rules.facts import is_adaptive, middle, optimizer_kind, settings, typical
 from gradwatch.analysis.rules.finding import Finding, Severity, either
 from gradwatch.analysis.rules.gradients import exploding
+from gradwatch.analysis.rules.layer_facts import directness, matrices
 from gradwatch.analysis.rules.long_steps import lr_too_high
 from gradwatch.analysis.rules.losses import has_rivals, training_losses
 from gradwatch.analysis.rules.progress import progress, succeeds

@@ -13,20 +13,10 @@ import numpy as np
 from gradwatch.analysis.final_values import nonfinite_rows
 from gradwatch.analysis.rules.came_apart import improved, leapt, loss_jump, ran_off, sustained_growth, thrown_out
 from gradwatch.analysis.rules.depth import profile
-from gradwatch.analysis.rules.facts import (
-    GUARD,
-    LEAST_STEPS,
-    USUAL_RATIO,
-    clips,
-    is_adaptive,
-    largest_ratio,
-    matrices,
-    middle,
-    optimizer_kind,
-    pick,
-)
+from gradwatch.analysis.rules.facts import GUARD, LEAST_STEPS, USUAL_RATIO, clips, is_adaptive, middle, optimizer_kind
 from gradwatch.analysis.rules.far_beginning import begins_far, begins_small
 from gradwatch.analysis.rules.finding import Finding, Why, either
+from gradwatch.analysis.rules.layer_facts import largest_ratio, matrices, pick
 from gradwatch.analysis.rules.losses import (
     first_quarter,
     has_rivals,
@@ -38,9 +28,9 @@ from gradwatch.analysis.rules.losses import (
 from gradwatch.analysis.rules.nonfinite import growth_before
 from gradwatch.analysis.rules.once import once
 from gradwatch.analysis.rules.schedule import goes_astray, raised_before
+from gradwatch.analysis.rules.small_updates import far_targets
 from gradwatch.analysis.rules.step_length import first_ratio, lengthened, lowered
 from gradwatch.analysis.rules.tries import A_THIRD, LOWER, clip_with, new_rate, rate_times, warm_up
-from gradwatch.analysis.rules.updates import far_targets
 from gradwatch.analysis.rules.vanishing_causes import remedies
 from gradwatch.formatting import percent
 from gradwatch.history import Bools, History

@@ -9,14 +9,6 @@ import numpy as np
 
 from gradwatch.analysis.rules.dead_layers import dead_layer
 from gradwatch.analysis.rules.depth import imbalance, profile
-from gradwatch.analysis.rules.facts import (
-    chance_loss,
-    initial_gains,
-    matrices,
-    measured,
-    pick,
-    root_mean_square,
-)
 from gradwatch.analysis.rules.finding import Finding, either
 from gradwatch.analysis.rules.first_outputs import (
     far_off,
@@ -28,6 +20,7 @@ from gradwatch.analysis.rules.first_outputs import (
 )
 from gradwatch.analysis.rules.gradients import exploding
 from gradwatch.analysis.rules.inputs import learns_from_chance, too_large_inside
+from gradwatch.analysis.rules.layer_facts import chance_loss, initial_gains, matrices, measured, pick, root_mean_square
 from gradwatch.analysis.rules.long_steps import lr_too_high
 from gradwatch.analysis.rules.progress import reaches_its_goal, succeeds
 from gradwatch.analysis.rules.step_length import first_ratio

@@ -11,18 +11,19 @@ from typing import NamedTuple
 import numpy as np
 
 from gradwatch.analysis.rules.activation_facts import TWO_ENDED
-from gradwatch.analysis.rules.facts import (
+from gradwatch.analysis.rules.finding import Finding, either
+from gradwatch.analysis.rules.layer_facts import (
     beside_bias,
+    bias_columns,
+    columns,
     embeddings,
     initial_gains,
     matrices,
     root_mean_square,
     shapes_of,
 )
-from gradwatch.analysis.rules.finding import Finding, either
 from gradwatch.analysis.rules.loss_graph import given_data
 from gradwatch.analysis.rules.losses import scaled_losses
-from gradwatch.analysis.rules.once import once
 from gradwatch.analysis.rules.progress import reaches_its_goal, succeeds
 from gradwatch.analysis.rules.sampled_losses import given, in_the_beginning, inside
 from gradwatch.analysis.rules.standstill import equal_odds
@@ -126,15 +127,15 @@ def _at_their_ends(history: History, layer: str, usual: float = 2.0) -> Finding 
     both. Its weights began no larger than `usual` (as a gain, see `initial_gains`), and its bias with an element no
     larger: they do not hold tanh or a sigmoid where it is flat, so what comes in does.
     """
-    norm, names, kinds = history.layer("grad_norm"), list(history.layers), history.run.modules
-    own = [names.index(layer), names.index(beside_bias(layer))]
+    norm, kinds = history.layer("grad_norm"), history.run.modules
+    own = [columns(history)[layer], columns(history)[beside_bias(layer)]]
     module = layer.rpartition(".")[0]
     after = list(kinds)[list(kinds).index(module) :][:2] if module in kinds else []
     two_ended = any(kinds[name] in SATURATING for name in after)
     first = root_mean_square(history, history.layer("weight_norm")[0])[own[1]]
     small = initial_gains(history)[own[0]] < usual and first < usual
     cell = {layer, layer.replace("weight_ih", "weight_hh")}  # of a recurrent one
-    behind = [i for i in np.flatnonzero(matrices(history)) if names[i] not in cell][:1]
+    behind = [i for i in np.flatnonzero(matrices(history)) if history.layers[i] not in cell][:1]
     if not (two_ended and small and (norm[:, own] == 0).all() and (norm[:, behind] > 0).any()):
         return None
     return Finding(
@@ -181,20 +182,13 @@ def _later_inputs(history: History, large: float, beyond: float) -> tuple[str, F
     return inputs_of(history, inside.layer) if inside and not inside.grown else None
 
 
-@once
-def _places(history: History) -> dict[str, int]:
-    """The place of each layer: looked up, as a search for each of 10,000 takes minutes."""
-    return {name: i for i, name in enumerate(history.layers)}
-
-
 def inputs_of(history: History, layer: int) -> tuple[str, Floats, int] | None:
     """The name of a matrix, the norm of what came into it in each row `[R]`, and its elements; None if unknown."""
-    places = _places(history)
-    name, bias = history.layers[layer], beside_bias(history.layers[layer])
+    name, bias = history.layers[layer], bias_columns(history).get(layer)
     shape = shapes_of(history).get(name, ())
-    if bias == name or bias not in places or len(shape) < 2:
+    if bias is None or len(shape) < 2:
         return None
-    own, beside = history.layer("grad_norm")[:, [layer, places[bias]]].T.astype(np.float64)
+    own, beside = history.layer("grad_norm")[:, [layer, bias]].T.astype(np.float64)
     with np.errstate(invalid="ignore", divide="ignore"):
         quotient = own / beside
     return name, np.asarray(quotient), int(np.prod(shape[1:]))

@@ -17,7 +17,6 @@ from gradwatch.analysis.rules.facts import (
     LEAST_STEPS,
     USUAL_RATIO,
     is_adaptive,
-    largest_ratio,
     optimizer_kind,
     set_rate,
     smooth,
@@ -25,6 +24,7 @@ from gradwatch.analysis.rules.facts import (
 )
 from gradwatch.analysis.rules.far_beginning import begins_far
 from gradwatch.analysis.rules.finding import Finding, Severity, Why, either
+from gradwatch.analysis.rules.layer_facts import largest_ratio
 from gradwatch.analysis.rules.long_steps_effects import (
     BY_THEN,
     Effect,

@@ -13,18 +13,10 @@ import numpy as np
 
 from gradwatch.analysis.final_values import quarters
 from gradwatch.analysis.rules.attention import has_attention
-from gradwatch.analysis.rules.facts import (
-    directness,
-    initial_gains,
-    measured,
-    middle,
-    optimizer_kind,
-    rates,
-    settings,
-    steps_by_rate,
-)
+from gradwatch.analysis.rules.facts import middle, optimizer_kind, rates, settings, steps_by_rate
 from gradwatch.analysis.rules.far_beginning import begins_small
 from gradwatch.analysis.rules.finding import Severity
+from gradwatch.analysis.rules.layer_facts import directness, initial_gains, measured
 from gradwatch.analysis.rules.losses import odd_batch, scaled_losses
 from gradwatch.analysis.rules.progress import (
     came_down,

@@ -8,9 +8,10 @@ from __future__ import annotations
 import numpy as np
 
 from gradwatch.analysis.clips import clips_itself, loop_changed, loop_rate, of_all_layers
-from gradwatch.analysis.rules.facts import clips, is_adaptive, middle, pick, present
+from gradwatch.analysis.rules.facts import clips, is_adaptive, middle
 from gradwatch.analysis.rules.finding import Finding, Severity
 from gradwatch.analysis.rules.guard import USUAL, limit_of
+from gradwatch.analysis.rules.layer_facts import pick, present
 from gradwatch.analysis.rules.owners import of_muon, owners
 from gradwatch.analysis.rules.progress import succeeds
 from gradwatch.formatting import loop_clips, percent

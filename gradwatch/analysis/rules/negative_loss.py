@@ -10,8 +10,9 @@ import math
 import numpy as np
 
 from gradwatch.analysis.clips import incoming
-from gradwatch.analysis.rules.facts import chance_loss, last_matrix, middle, settings
+from gradwatch.analysis.rules.facts import middle, settings
 from gradwatch.analysis.rules.finding import Finding, Why, either
+from gradwatch.analysis.rules.layer_facts import chance_loss, last_matrix
 from gradwatch.analysis.rules.loss_graph import (
     from_graph,
     has_probabilities_for_logarithms,

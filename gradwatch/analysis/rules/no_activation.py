@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gradwatch.analysis.rules.facts import shapes_of
 from gradwatch.analysis.rules.finding import Finding
+from gradwatch.analysis.rules.layer_facts import shapes_of
 from gradwatch.analysis.rules.loss_graph import from_graph, graph_rows
 from gradwatch.analysis.rules.progress import succeeds
 from gradwatch.history import History

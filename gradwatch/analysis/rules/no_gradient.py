@@ -9,8 +9,8 @@ import re
 
 import numpy as np
 
-from gradwatch.analysis.rules.facts import beside_bias, matrices, numel, pick, present, shapes_of
 from gradwatch.analysis.rules.finding import Finding, Severity, either
+from gradwatch.analysis.rules.layer_facts import beside_bias, matrices, numel, pick, present, shapes_of
 from gradwatch.analysis.rules.progress import succeeds
 from gradwatch.analysis.rules.sampled_losses import in_most_looks, sampled
 from gradwatch.history import Bools, History

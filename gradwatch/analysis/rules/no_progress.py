@@ -16,18 +16,15 @@ from gradwatch.analysis.groups import higher_is_better
 from gradwatch.analysis.rules.dead_layers import faded
 from gradwatch.analysis.rules.facts import (
     USUAL_RATIO,
-    directness,
     initial_sum,
     is_adaptive,
-    largest_ratio,
-    matrices,
-    measured,
     middle,
     optimizer_kind,
     set_rate,
     to_usual,
 )
 from gradwatch.analysis.rules.finding import Finding, Why, either
+from gradwatch.analysis.rules.layer_facts import directness, largest_ratio, matrices, measured
 from gradwatch.analysis.rules.long_steps import lr_too_high
 from gradwatch.analysis.rules.loss_terms import outweighed
 from gradwatch.analysis.rules.open_causes import left_open, out_of_reach
@@ -35,10 +32,10 @@ from gradwatch.analysis.rules.plateaus import begins_late, explains_nothing, fin
 from gradwatch.analysis.rules.progress import Progress, can_be_judged, progress, unmoved, went
 from gradwatch.analysis.rules.sampled_losses import is_explained
 from gradwatch.analysis.rules.schedule import ran_out
+from gradwatch.analysis.rules.small_updates import weak_gradients
 from gradwatch.analysis.rules.standstill import at_chance, equal_odds, stands
 from gradwatch.analysis.rules.tries import LOWER, new_rate, rate_times
 from gradwatch.analysis.rules.unchanged import TAKEN_BACK
-from gradwatch.analysis.rules.updates import weak_gradients
 from gradwatch.formatting import percent
 from gradwatch.history import Floats, History
 from gradwatch.storage.logged_names import HELD_OUT

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from gradwatch.analysis.clips import incoming
 from gradwatch.analysis.final_values import nonfinite_rows, was_nan
-from gradwatch.analysis.rules.facts import matrices, middle, pick
+from gradwatch.analysis.rules.facts import middle
 from gradwatch.analysis.rules.finding import Finding, Severity, either
+from gradwatch.analysis.rules.layer_facts import matrices, pick
 from gradwatch.analysis.rules.losses import scaled_losses, without_small_terms
 from gradwatch.analysis.rules.nonfinite_causes import of_a_vanished, of_half_weights, of_the_scale, words
 from gradwatch.analysis.rules.origin import origin

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gradwatch.analysis.rules.facts import matrices, measured, root_mean_square
+from gradwatch.analysis.rules.layer_facts import matrices, measured, root_mean_square
 from gradwatch.analysis.rules.loss_graph import paths
 from gradwatch.history import History
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gradwatch.analysis.rules.facts import present
 from gradwatch.analysis.rules.finding import Finding, either
+from gradwatch.analysis.rules.layer_facts import present
 from gradwatch.analysis.rules.loss_graph import from_graph
 from gradwatch.analysis.rules.sampled_losses import sampled
 from gradwatch.history import History

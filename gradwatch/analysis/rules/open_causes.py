@@ -9,8 +9,9 @@ import math
 
 import numpy as np
 
-from gradwatch.analysis.rules.facts import matrices, measured, root_mean_square, set_rate, shapes_of
+from gradwatch.analysis.rules.facts import set_rate
 from gradwatch.analysis.rules.finding import Why, either
+from gradwatch.analysis.rules.layer_facts import matrices, measured, root_mean_square, shapes_of
 from gradwatch.analysis.rules.loss_graph import given_data
 from gradwatch.analysis.rules.progress import Progress
 from gradwatch.analysis.rules.sampled_losses import inside

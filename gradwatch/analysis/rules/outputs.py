@@ -10,15 +10,9 @@ import math
 import numpy as np
 
 from gradwatch.analysis.clips import incoming
-from gradwatch.analysis.rules.facts import (
-    beside_bias,
-    ends_in,
-    initial_gains,
-    last_matrix,
-    middle,
-    smooth,
-)
+from gradwatch.analysis.rules.facts import middle, smooth
 from gradwatch.analysis.rules.finding import Finding, Why, either
+from gradwatch.analysis.rules.layer_facts import bias_columns, columns, ends_in, initial_gains, last_matrix
 from gradwatch.analysis.rules.loss_graph import from_graph, is_of_no_choice, squashed, takes_logits
 from gradwatch.analysis.rules.losses import has_rivals, scaled_losses
 from gradwatch.analysis.rules.no_gradient import no_gradient
@@ -123,11 +117,12 @@ def _over_the_batch(history: History, values: Floats, tight: float, no_gradient:
     Then its bias falls out, whose gradient is nothing but rounding: below `no_gradient` of its weight's. And the loss
     begins at the logarithm of the batch's rows, a power of two, within ten times `tight`; C is another.
     """
-    last, places = last_matrix(history), {name: i for i, name in enumerate(history.layers)}
-    bias = beside_bias(last.name) if last is not None else ""
-    if last is None or bias == last.name or last.shape[0] < 3 or not {bias, last.name} <= places.keys():
+    last = last_matrix(history)
+    weight = columns(history).get(last.name, -1) if last is not None else -1
+    bias = bias_columns(history).get(weight)
+    if last is None or bias is None or last.shape[0] < 3:
         return False
-    of_bias, of_weight = history.layer("grad_norm")[:, [places[bias], places[last.name]]].T.astype(np.float64)
+    of_bias, of_weight = history.layer("grad_norm")[:, [bias, weight]].T.astype(np.float64)
     share = middle(of_bias / of_weight)
     power = float(np.median(values[:3])) / math.log(2)
     is_power = 3 <= round(power) <= 16 and abs(power - round(power)) < 10 * tight * power
@@ -223,7 +218,8 @@ def _why(history: History, values: Floats, floor: float, near: float, classes: i
 def _by_its_beginning(history: History, values: Floats, classes: int, tight: float) -> Why | None:
     """Logits of usual first weights are further apart than probabilities, which hardly differ from 1 / C."""
     last, gains = last_matrix(history), initial_gains(history)
-    gain = float(gains[history.layers.index(last.name)]) if last and last.name in history.layers else 0.0
+    at = columns(history).get(last.name) if last else None
+    gain = 0.0 if at is None else float(gains[at])
     chance = math.log(classes)
     late = float(np.median(values[-max(5, len(values) // 4) :]))
     floor, fell = math.log(math.e + classes - 1) - 1, late < 0.98 * chance

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch.analysis.optimizers import groups
-from gradwatch.analysis.rules.facts import ADAPTIVE, matrices, own_optimizers, rates, set_rate
+from gradwatch.analysis.rules.facts import ADAPTIVE, own_optimizers, rates, set_rate
+from gradwatch.analysis.rules.layer_facts import matrices
 from gradwatch.history import Bools, History
 
 

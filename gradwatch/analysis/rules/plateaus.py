@@ -9,8 +9,9 @@ import numpy as np
 
 from gradwatch.analysis.clips import incoming
 from gradwatch.analysis.final_values import quarters
-from gradwatch.analysis.rules.facts import ends_in, middle
+from gradwatch.analysis.rules.facts import middle
 from gradwatch.analysis.rules.finding import Finding, Severity, Why, either
+from gradwatch.analysis.rules.layer_facts import ends_in
 from gradwatch.analysis.rules.loss_graph import is_one_loss, number_of_classes, wants_its_sigmoid
 from gradwatch.analysis.rules.progress import Progress, can_be_judged, progress, reaches_its_goal, succeeds
 from gradwatch.analysis.rules.sampled_losses import ended, sampled

@@ -12,12 +12,8 @@ import numpy as np
 
 from gradwatch.analysis.final_values import lost_since
 from gradwatch.analysis.groups import higher_is_better
-from gradwatch.analysis.rules.facts import (
-    chance_loss,
-    middle,
-    rates,
-    steps_taken,
-)
+from gradwatch.analysis.rules.facts import middle, rates, steps_taken
+from gradwatch.analysis.rules.layer_facts import chance_loss
 from gradwatch.analysis.rules.losses import has_rivals, scaled_losses, training_losses
 from gradwatch.analysis.rules.once import once
 from gradwatch.history import Floats, History

@@ -41,6 +41,7 @@ from gradwatch.analysis.rules.gradients import exploding
 from gradwatch.analysis.rules.guard import with_guard
 from gradwatch.analysis.rules.initialisation import bad_initialisation
 from gradwatch.analysis.rules.inputs import inputs_not_normalised
+from gradwatch.analysis.rules.large_updates import update_too_large
 from gradwatch.analysis.rules.late_clip import clip_after_step
 from gradwatch.analysis.rules.long_steps import lr_too_high
 from gradwatch.analysis.rules.loss_graph import norm_over_too_few, softmax_over_the_batch
@@ -71,11 +72,11 @@ from gradwatch.analysis.rules.rivals import generator_starves
 from gradwatch.analysis.rules.schedule_length import schedule_too_short, warmup_too_long
 from gradwatch.analysis.rules.second_moment import stale_second_moment
 from gradwatch.analysis.rules.skips import skips_often
+from gradwatch.analysis.rules.small_updates import update_too_small
 from gradwatch.analysis.rules.spikes import spike
 from gradwatch.analysis.rules.step_data import with_data
 from gradwatch.analysis.rules.token_targets import future_seen, labels_not_shifted, padding_in_loss
 from gradwatch.analysis.rules.unchanged import weights_unchanged
-from gradwatch.analysis.rules.updates import update_too_large, update_too_small
 from gradwatch.analysis.rules.vanishing import vanishing
 from gradwatch.analysis.rules.weight_decay import weight_decay_too_strong
 from gradwatch.analysis.rules.weight_growth import renorm_binds, weight_growth, weights_shrink

@@ -7,16 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from gradwatch.analysis.rules.facts import (
-    USUAL_RATIO,
-    is_adaptive,
-    matrices,
-    measured,
-    middle,
-    optimizer_kind,
-    root_mean_square,
-)
+from gradwatch.analysis.rules.facts import USUAL_RATIO, is_adaptive, middle, optimizer_kind
 from gradwatch.analysis.rules.finding import Finding
+from gradwatch.analysis.rules.layer_facts import matrices, measured, root_mean_square
 from gradwatch.analysis.rules.loss_graph import NUMBERS, paths
 from gradwatch.analysis.rules.losses import has_rivals, training_losses
 from gradwatch.analysis.rules.progress import progress

@@ -8,8 +8,9 @@ from __future__ import annotations
 import numpy as np
 
 from gradwatch.analysis.clips import incoming
-from gradwatch.analysis.rules.facts import USUAL_RATIO, matrices, measured, middle, pick, rates, settings
+from gradwatch.analysis.rules.facts import USUAL_RATIO, middle, rates, settings
 from gradwatch.analysis.rules.finding import Finding, Severity
+from gradwatch.analysis.rules.layer_facts import matrices, measured, pick
 from gradwatch.analysis.rules.losses import has_rivals, training_losses
 from gradwatch.analysis.rules.progress import succeeds
 from gradwatch.history import History

@@ -9,8 +9,9 @@ import numpy as np
 
 from gradwatch.analysis.clips import incoming
 from gradwatch.analysis.final_values import nonfinite_rows
-from gradwatch.analysis.rules.facts import GUARD, middle, pick
+from gradwatch.analysis.rules.facts import GUARD, middle
 from gradwatch.analysis.rules.finding import Finding
+from gradwatch.analysis.rules.layer_facts import pick
 from gradwatch.analysis.rules.losses import has_rivals
 from gradwatch.analysis.rules.sampled_losses import are_left_out, dropped_passes
 from gradwatch.analysis.rules.tries import clip_with

@@ -11,13 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch.analysis.clips import incoming
-from gradwatch.analysis.rules.facts import (
-    middle,
-    pick,
-    trailing,
-)
+from gradwatch.analysis.rules.facts import middle, trailing
 from gradwatch.analysis.rules.finding import Finding, Severity
 from gradwatch.analysis.rules.largest_row import largest_row
+from gradwatch.analysis.rules.layer_facts import pick
 from gradwatch.analysis.rules.losses import EARLIEST, has_rivals, odd_batch, scaled_losses
 from gradwatch.analysis.rules.progress import descends, succeeds
 from gradwatch.analysis.rules.recurring_jumps import exchanged

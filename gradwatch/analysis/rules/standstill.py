@@ -10,7 +10,8 @@ import math
 import numpy as np
 
 from gradwatch.analysis.final_values import quarters
-from gradwatch.analysis.rules.facts import chance_loss, ends_in, last_matrix, smooth
+from gradwatch.analysis.rules.facts import smooth
+from gradwatch.analysis.rules.layer_facts import chance_loss, ends_in, last_matrix
 from gradwatch.analysis.rules.loss_graph import may_choose, number_of_classes
 from gradwatch.analysis.rules.progress import Progress, reaches_its_goal
 from gradwatch.history import History

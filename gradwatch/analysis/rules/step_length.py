@@ -7,20 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from gradwatch.analysis.clips import of_all_layers
-from gradwatch.analysis.rules.facts import (
-    USUAL_RATIO,
-    directness,
-    largest_ratio,
-    matrices,
-    measured,
-    middle,
-    numel,
-    optimizer_kind,
-    rates,
-    settings,
-    steps_by_rate,
-    to_usual,
-)
+from gradwatch.analysis.rules.facts import USUAL_RATIO, middle, optimizer_kind, rates, settings, steps_by_rate, to_usual
+from gradwatch.analysis.rules.layer_facts import directness, largest_ratio, matrices, measured, numel
 from gradwatch.analysis.rules.progress import succeeds
 from gradwatch.history import History
 

@@ -10,22 +10,12 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from gradwatch.analysis.rules.facts import (
-    USUAL_RATIO,
-    directness,
-    is_adaptive,
-    largest_ratio,
-    matrices,
-    measured,
-    numel,
-    pick,
-    rates,
-    settings,
-)
+from gradwatch.analysis.rules.facts import USUAL_RATIO, is_adaptive, rates, settings
 from gradwatch.analysis.rules.finding import Finding, Severity, either
+from gradwatch.analysis.rules.layer_facts import directness, largest_ratio, matrices, measured, numel, pick
 from gradwatch.analysis.rules.owners import rate_columns, written_before
 from gradwatch.analysis.rules.progress import all_learnt
-from gradwatch.analysis.rules.updates import update_too_small, weak_gradients
+from gradwatch.analysis.rules.small_updates import update_too_small, weak_gradients
 from gradwatch.formatting import setting_text
 from gradwatch.history import Bools, Floats, History
 

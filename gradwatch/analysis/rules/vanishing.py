@@ -10,19 +10,11 @@ import numpy as np
 from gradwatch.analysis.clips import incoming
 from gradwatch.analysis.final_values import lost_since
 from gradwatch.analysis.rules.depth import line, log10, profile
-from gradwatch.analysis.rules.facts import (
-    beside_bias,
-    is_adaptive,
-    matrices,
-    middle,
-    numel,
-    optimizer_kind,
-    pick,
-    typical,
-)
+from gradwatch.analysis.rules.facts import is_adaptive, middle, optimizer_kind, typical
 from gradwatch.analysis.rules.fading import fades, lost_in_time
 from gradwatch.analysis.rules.finding import Finding, Severity
 from gradwatch.analysis.rules.inputs import inputs_of
+from gradwatch.analysis.rules.layer_facts import beside_bias, matrices, numel, pick
 from gradwatch.analysis.rules.loss_graph import given_data
 from gradwatch.analysis.rules.losses import scaled_losses
 from gradwatch.analysis.rules.once import once

@@ -8,8 +8,8 @@ from __future__ import annotations
 import numpy as np
 
 from gradwatch.analysis.rules.activation_facts import at_the_ends, in_forward_order
-from gradwatch.analysis.rules.facts import initial_gains, matrices, measured, shapes_of
 from gradwatch.analysis.rules.finding import Why, either
+from gradwatch.analysis.rules.layer_facts import initial_gains, matrices, measured, shapes_of
 from gradwatch.formatting import percent, quantity_text
 from gradwatch.history import Floats, History
 

@@ -10,17 +10,9 @@ import re
 import numpy as np
 from numpy.typing import NDArray
 
-from gradwatch.analysis.rules.facts import (
-    is_adaptive,
-    matrices,
-    measured,
-    middle,
-    optimizer_kind,
-    pick,
-    set_rate,
-    settings,
-)
+from gradwatch.analysis.rules.facts import is_adaptive, middle, optimizer_kind, set_rate, settings
 from gradwatch.analysis.rules.finding import Finding
+from gradwatch.analysis.rules.layer_facts import matrices, measured, pick
 from gradwatch.formatting import percent
 from gradwatch.history import Floats, History
 

@@ -9,23 +9,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from gradwatch.analysis.rules.facts import (
-    matrices,
-    measured,
-    own_optimizers,
-    pick,
-    root_mean_square,
-    set_rate,
-    settings,
-    shapes_of,
-)
+from gradwatch.analysis.rules.facts import own_optimizers, set_rate, settings
 from gradwatch.analysis.rules.finding import Finding, Why, either
+from gradwatch.analysis.rules.layer_facts import matrices, measured, pick, root_mean_square, shapes_of
 from gradwatch.analysis.rules.once import once
 from gradwatch.analysis.rules.owners import written_before
 from gradwatch.analysis.rules.progress import succeeds
+from gradwatch.analysis.rules.small_updates import far_targets
 from gradwatch.analysis.rules.step_length import lengthened
 from gradwatch.analysis.rules.tries import LOWER, renorm_with
-from gradwatch.analysis.rules.updates import far_targets
 from gradwatch.analysis.rules.weight_decay import decay_of_groups, decouples, is_decay, taken_by_decay
 from gradwatch.formatting import percent, setting_text
 from gradwatch.history import Bools, Floats, History

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from gradwatch.analysis.rules.facts import matrices, settings
+from gradwatch.analysis.rules.facts import settings
 from gradwatch.analysis.rules.finding import Finding
+from gradwatch.analysis.rules.layer_facts import matrices
 from gradwatch.analysis.rules.losses import has_rivals
 from gradwatch.analysis.rules.owners import owners
 from gradwatch.analysis.rules.progress import succeeds
