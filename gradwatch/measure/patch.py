@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 Function = Callable[..., Any]
 L = TypeVar("L")
+# Held by whoever changes what is replaced. One that its own thread may take again: a signal or a garbage collection may
+# end a listener in the middle. In a forked process nobody holds it: whoever did is not there to give it back.
+LOCK = threading.RLock()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=LOCK._at_fork_reinit)  # type: ignore[attr-defined]
 
 
 class Patch:
@@ -51,13 +57,12 @@ class Wrapped(Generic[L]):
 
     def __init__(self, patches: Callable[[], list[Patch]]) -> None:
         self.listeners: tuple[L, ...] = ()  # replaced, never changed: a call may be walking through it
-        # one that its own thread may take again: a signal or a garbage collection may end a listener in the middle
-        self._lock, self._make = threading.RLock(), patches
+        self._make = patches
         self._patches: list[Patch] = []
 
     def listen(self, listener: L) -> None:
         """Tell it of every call from now on, until `leave`."""
-        with self._lock:
+        with LOCK:
             is_first, self.listeners = not self.listeners, (*self.listeners, listener)
             if is_first:
                 self._patches = self._make()
@@ -66,7 +71,7 @@ class Wrapped(Generic[L]):
 
     def leave(self, listener: L) -> None:
         """Tell it no more; harmless twice, and where it was never told."""
-        with self._lock:
+        with LOCK:
             self.listeners = tuple(other for other in self.listeners if other is not listener)
             if not self.listeners:
                 for patch in self._patches:

@@ -56,6 +56,7 @@ class Skip(NormPolicy):
 class SkipNonfinite(Skip):
     """Skip the step when any gradient holds an inf or a NaN: no weight and no optimizer state moves.
 
+    It goes by the norm, which is taken in float32: one above 3e38 is inf as well.
     A skip is not a multiplication by 0: 0 times NaN is NaN, and AdamW moves weights on a zero gradient. `at_most`: so
     many in a row end the training.
 

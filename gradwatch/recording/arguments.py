@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from gradwatch.errors import WatchError, warn
@@ -230,6 +232,17 @@ def plain_optimizers(given: Optimizer | Iterable[Optimizer]) -> list[Optimizer]:
     return optimizers
 
 
+def _refuse_unmade(optimizers: Sequence[Optimizer]) -> None:
+    params = [p for o in optimizers for group in o.param_groups for p in group["params"]]
+    for found, how in (
+        (any(is_lazy(p) for p in params), "have no shape before a first forward (lazy modules): run one batch through"),
+        (any(p.is_meta for p in params), "are on the meta device, which holds no numbers: give them memory"),
+        (torch.is_inference_mode_enabled(), "are looked at under torch.inference_mode(): leave it"),
+    ):
+        if found:
+            raise WatchError(f"some of the parameters {how} before watch()")
+
+
 def checked_optimizers(
     given: Optimizer | Iterable[Optimizer],
     policies: tuple[Policy | None, Policy | None],
@@ -239,12 +252,14 @@ def checked_optimizers(
     """The optimizers, without wrappers; warns of a clip that a line search is misled by.
 
     Raises:
-        WatchError: as `plain_optimizers`, or as `RateScale.check`; something is asked for that one is not fit for.
+        WatchError: as `plain_optimizers`, or as `RateScale.check`; something is asked for that one is not fit for, or
+            parameters are not made yet.
     """
     optimizers, (clip, renorm) = plain_optimizers(given), policies
     acting = {"clip=": clip is not None, "renorm=": renorm is not None, "lr_scale= or warmup=": rates.acts}
     refuse_acting(optimizers, {**acting, "slots=": slots})
     rates.check(optimizers)
+    _refuse_unmade(optimizers)
     for o in optimizers:
         search = next((g["line_search_fn"] for g in o.param_groups if g.get("line_search_fn")), None)
         if clip is not None and search is not None:

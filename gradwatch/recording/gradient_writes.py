@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from gradwatch.measure.distributed import world_size
 from gradwatch.measure.looking import Looking
+from gradwatch.measure.writes import writes
 
 MOST = 100  # parameters that are asked for the first gradient
 
@@ -22,9 +23,9 @@ def first_with_gradient(optimizer: Optimizer) -> Tensor | None:
 
 
 class GradientWrites:
-    """Counts how often the loop wrote to an optimizer's first gradient since a step, by torch's own counter.
+    """Counts how often the loop wrote to an optimizer's first gradient since a step, as torch counts it: a
+    backward that adds to it, a `zero_()`, a clip.
 
-    A tensor's `_version` grows by one with each operation in place: a backward that adds to it, a `zero_()`, a clip.
     Across ranks, whose communication writes as well, nothing is counted.
     """
 
@@ -40,11 +41,11 @@ class GradientWrites:
         grad = param.grad
         if grad is None:
             return math.nan
-        return grad._version - version if was() is grad else 0
+        return writes(grad) - version if was() is grad else 0
 
     def note(self, optimizer: Optimizer) -> None:
         """From here on the loop has the gradients."""
         with self._looking.at("grad_writes"):
             param = first_with_gradient(optimizer) if self._counts else None
-            if param is not None and param.grad is not None:
-                self._last[optimizer] = param, ref(param.grad), param.grad._version
+            if param is not None and param.grad is not None and writes(param.grad) >= 0:
+                self._last[optimizer] = param, ref(param.grad), writes(param.grad)

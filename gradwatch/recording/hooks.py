@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
+import threading
+import time
 from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any, ParamSpec, TypeVar
@@ -24,6 +26,7 @@ Closure = Callable[..., Any]  # called without arguments, or with what its optim
 P = ParamSpec("P")
 R = TypeVar("R")
 _TORCHS = Optimizer.profile_hook_step.__globals__  # where the wrapper of a step is written
+_MOST_SECONDS = 5.0  # that who takes the hooks off waits for a step that another thread is in
 
 
 def untraced(function: Callable[P, R]) -> Callable[P, R]:
@@ -105,6 +108,7 @@ class Hooks:
         self.owner, self._begin, self._end = owner, without_autograd(begin), end
         self._optimizers = optimizers
         self._running: dict[Optimizer, FrameType] = {}
+        self._thread, self.is_removed = threading.get_ident(), False  # that takes the steps
 
     def attach(self) -> None:
         """Put the hooks on."""
@@ -115,20 +119,40 @@ class Hooks:
                 o.attach()
 
     def remove(self) -> None:
-        """Take the hooks off, as many as there are: looked for, because a handle may be lost to an interrupt."""
+        """Take the hooks off, as many as there are: looked for, because a handle may be lost to an interrupt.
+
+        No step begins any more, and one that another thread is in ends as it began: that is waited for, for a few
+        seconds at most. Where a step may be walking through the hooks, one that does nothing stands in a hook's place:
+        a dict that loses a key meanwhile ends the training.
+        """
+        self.is_removed = True
+        elsewhere, patience = self._thread != threading.get_ident(), time.monotonic() + _MOST_SECONDS
+        while elsewhere and self._is_in_step() and time.monotonic() < patience:
+            time.sleep(0.001)
+        may_step = self._thread in sys._current_frames() if elsewhere else self._is_in_step()
         for o in self._optimizers:
             if isinstance(o, ZeroOptimizer):
                 o.detach()
             for hooks in (o._optimizer_step_pre_hooks, o._optimizer_step_post_hooks):
                 for key in [key for key, hook in hooks.items() if getattr(hook, "__self__", None) is self]:
-                    hooks.pop(key, None)
+                    if may_step:
+                        hooks[key] = _nothing
+                    else:
+                        hooks.pop(key, None)
+
+    def __reduce__(self) -> tuple[Callable[[], Hooks], tuple[()]]:
+        """A copied optimizer is watched by nobody: the hooks that came with it do nothing."""
+        return _taken_off, ()
 
     @untraced
     def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         frame = _caller()
         if optimizer in self._running and self._is_nested(optimizer, frame):
             return None
-        self._running[optimizer] = frame
+        self._thread, self._running[optimizer] = threading.get_ident(), frame
+        if self.is_removed:  # looked at when the step can be seen to run: one of both threads sees the other
+            del self._running[optimizer]
+            return None
         closure = self._begin(optimizer, closure_in(args, kwargs))
         return None if closure is None else with_closure(args, kwargs, closure)
 
@@ -139,6 +163,15 @@ class Hooks:
         del self._running[optimizer]
         self._end(optimizer)
 
+    def _is_in_step(self) -> bool:
+        """Whether the thread that takes the steps is in one of them. One that has raised is on the stack no more."""
+        frame, running = sys._current_frames().get(self._thread), [*self._running.values()]
+        while frame is not None:
+            if any(frame is each for each in running):
+                return True
+            frame = frame.f_back
+        return False
+
     def _is_nested(self, optimizer: Optimizer, frame: FrameType) -> bool:
         """Whether this is a step inside the optimizer's own step. If that is not on the stack, it has raised."""
         outer, caller = self._running[optimizer], frame.f_back
@@ -147,6 +180,16 @@ class Hooks:
                 return True
             caller = caller.f_back
         return False
+
+
+def _taken_off() -> Hooks:
+    hooks = Hooks((), lambda *_: None, lambda *_: None)
+    hooks.is_removed = True
+    return hooks
+
+
+def _nothing(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Stands where a hook was."""
 
 
 def _caller() -> FrameType:

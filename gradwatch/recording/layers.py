@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from operator import is_
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from gradwatch.measure.distributed import is_sharded
 from gradwatch.measure.fsdp import reshard
 from gradwatch.measure.layout import Layout
 from gradwatch.measure.slices import Split, few, fits
+from gradwatch.measure.writes import writes
 from gradwatch.recording.arguments import Settings
 from gradwatch.recording.modes import batch_norms, dropouts
 from gradwatch.recording.parallel import Parallel
@@ -85,11 +87,6 @@ def tell_forgotten(source: Source | None, writer: RunWriter | NullWriter) -> Non
         writer.update(unheld=tuple(dict.fromkeys((*writer.run.unheld, *found))))
 
 
-def _writes(p: nn.Parameter) -> int:
-    """How often it was written in place, as an optimizer does."""
-    return 0 if p.is_inference() else p._version
-
-
 def _hidden(model: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:
     """The parameters of modules that stand in a plain list, tuple, dict or object of one of the model's modules."""
     known = {id(module) for module in model.modules()}
@@ -97,8 +94,10 @@ def _hidden(model: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:
         for name, value in list(vars(module).items()):
             if name.startswith("_") or isinstance(value, nn.Module | Tensor | Optimizer | type):
                 continue
-            own = value if isinstance(value, dict) else getattr(value, "__dict__", {})
-            named = enumerate(value) if isinstance(value, list | tuple) else [*own.items()]
+            named: Iterable[tuple[Any, Any]] = ()
+            with suppress(Exception):  # an object of somebody's, that may not want to be looked at
+                own = value if isinstance(value, dict) else getattr(value, "__dict__", {})
+                named = enumerate(value) if isinstance(value, list | tuple) else [*own.items()]
             for key, part in islice(named, MAX_LISTED):
                 if isinstance(part, nn.Module) and id(part) not in known:
                     yield from part.named_parameters(".".join(filter(None, (path, name, str(key)))))
@@ -136,7 +135,7 @@ class Source:
         self.patterns, self.ignored = patterns, ignored
         reshard(model)
         self._of_model = {id(p) for _, p in shown(model, optimizers)}
-        self._at_rest = {id(p): _writes(p) for _, p in self._outside()}
+        self._at_rest = {id(p): writes(p) for _, p in self._outside()}
         self._later: dict[str, tuple[int, int]] = {}  # what came after `watch()`: which tensor, and how often written
         self._seen: list[Seen] = []  # the groups, when they were last looked through
 
@@ -204,14 +203,14 @@ class Source:
         known = self._of_model | self._at_rest.keys()
         for name, p in _unique_names(shown(self.model, self.optimizers)).items():
             if id(p) not in known:
-                self._later.setdefault(name, (id(p), _writes(p)))
+                self._later.setdefault(name, (id(p), writes(p)))
 
     def _rests(self, name: str, p: nn.Parameter) -> bool:
         """Whether nobody has written to a parameter since it was first seen; one that is made anew rests, too."""
         if id(p) in self._at_rest:
-            return self._at_rest[id(p)] == _writes(p)
-        first, writes = self._later.get(name, (id(p), -1))
-        return id(p) not in self._of_model and (first != id(p) or writes == _writes(p))
+            return self._at_rest[id(p)] == writes(p)
+        first, then = self._later.get(name, (id(p), -1))
+        return id(p) not in self._of_model and (first != id(p) or then == writes(p))
 
     def _outside(self) -> Iterable[tuple[str, nn.Parameter]]:
         """The parameters that no optimizer can be missed for yet: frozen ones, and hidden ones."""

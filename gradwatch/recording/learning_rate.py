@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import functools
-import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from types import CellType, FunctionType
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from torch import Tensor
 from torch.optim import Optimizer
 
-from gradwatch.errors import WatchError
-from gradwatch.measure.patch import Patch
+from gradwatch.errors import WatchError, warn
+from gradwatch.measure.patch import LOCK, Patch
 
 Group = dict[str, Any]
 
@@ -58,9 +57,9 @@ class RateScale:
 # Known beside the optimizer, as with `fused.set_scale`: what an interrupt leaves, whoever comes next takes back.
 _due: WeakKeyDictionary[Optimizer, float] = WeakKeyDictionary()
 _replaced: WeakKeyDictionary[Optimizer, list[tuple[Group, Any, Any]]] = WeakKeyDictionary()
+_warned: WeakSet[Optimizer] = WeakSet()  # of a rate that is set in a step
 _guards: dict[type, tuple[Patch, set[int]]] = {}  # by class, the guard around its steps, and the ids of who asks for it
 _HOOKED = Optimizer.profile_hook_step(lambda self: None).__code__
-_lock = threading.RLock()  # a garbage collection may take a guard off while another is put on
 
 
 def due(optimizer: Optimizer, factor: float) -> None:
@@ -84,16 +83,26 @@ def restore(optimizer: Optimizer) -> None:
     if not (_due or _replaced):
         return
     _due.pop(optimizer, None)
+    is_set = False
     for group, own, ours in _replaced.get(optimizer, ()):
         if group.get("lr") is ours:
             group["lr"] = own
+        else:
+            is_set = True
     _replaced.pop(optimizer, None)  # last: until then it can be done again
+    if is_set and optimizer not in _warned:
+        _warned.add(optimizer)
+        warn(
+            f"{type(optimizer).__name__} sets a learning rate in its own step, around which lr_scale= and warmup= "
+            "multiply it: that rate stays, with the factor in it if it was made of the one in force. Leave them out, "
+            "and scale the rates where they are set"
+        )
 
 
 def guard(optimizers: Sequence[Optimizer], owner: object) -> None:
     """Have the steps of these optimizers scale their rates where `due` says so, until `unguard`, or the owner's end."""
     weakref.finalize(owner, _unguard, id(owner))
-    with _lock:
+    with LOCK:
         for kind in map(type, optimizers):
             home = next(each for each in kind.__mro__ if "step" in vars(each))
             patch, owners = _guards.get(home) or (Patch([(_between_hooks(kind), "cell_contents")], _scaling), set())
@@ -108,7 +117,7 @@ def unguard(owner: object) -> None:
 
 
 def _unguard(owner: int) -> None:
-    with _lock:
+    with LOCK:
         for home, (patch, owners) in [*_guards.items()]:
             owners.discard(owner)
             if not owners:

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.optim import Optimizer
 
+from gradwatch.measure.writes import writes
+
 MOST = 64  # clips of the same gradients before one step; of more the last count
 COEF = "user_clip/"  # and a number: a clip's coefficient on its way from the device
 
@@ -35,11 +37,11 @@ class Witness(NamedTuple):
         param = next((p for p in params if p.grad is not None), None)
         if param is None or param.grad is None:
             return None
-        return cls(param, param.grad, param.grad._version, param.grad._version)
+        return cls(param, param.grad, writes(param.grad), writes(param.grad))
 
     def later(self) -> Witness:
         """The same after the clip."""
-        return self._replace(after=self.grad._version)
+        return self._replace(after=writes(self.grad))
 
 
 class Clip(NamedTuple):
@@ -173,7 +175,7 @@ def _after(clip: Clip) -> int:
 
 def _written_to(taken: _Taken) -> bool:
     seen = taken.clip.witness
-    return seen is not None and seen.grad._version != taken.version
+    return seen is not None and writes(seen.grad) != taken.version
 
 
 # --------------------------------------------------------------------------------------------------------- columns

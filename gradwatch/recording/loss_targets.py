@@ -12,6 +12,7 @@ from gradwatch.measure.graph_nodes import beginning
 from gradwatch.measure.layout import Layout
 from gradwatch.measure.looking import Looking
 from gradwatch.measure.loss_graph import LossGraph
+from gradwatch.measure.writes import writes
 from gradwatch.recording import backward_calls
 from gradwatch.recording.copies import Copies
 from gradwatch.recording.hooks import is_captured, untraced
@@ -132,7 +133,7 @@ class LossTargets:
             self._marks = marks
             self._keep()
             first = losses[0] if isinstance(losses, Sequence) and losses else losses
-            self._now = (beginning(first), sum(p._version for p in self._layout.params) if self._layout else 0)
+            self._now = (beginning(first), sum(writes(p) for p in self._layout.params) if self._layout else 0)
             if not self._marks:
                 self._gone, self._passes = [*self._gone, *self._passes], []
             self._comes_through, graph = [], None
@@ -142,7 +143,7 @@ class LossTargets:
                     graph = self._look_at(loss) or graph
             if self._strangers and isinstance(first, Tensor) and len(self._through) < MOST_LOSSES:
                 through = (graph if graph is not None else LossGraph(first, self._ids())).strangers
-                self._comes_through = [(weakref.ref(p), p._version) for p in through]
+                self._comes_through = [(weakref.ref(p), writes(p)) for p in through]
 
     def _look_at(self, loss: Any) -> LossGraph | None:
         """The graph of a loss of these layers, whose numbers are kept."""
@@ -219,9 +220,9 @@ def _marks(grads: list[Tensor]) -> list[Mark]:
 
 def _moved(parameters: Versions) -> bool:
     """Whether somebody wrote to one of them since."""
-    return any((there := at()) is not None and there._version != version for at, version in parameters)
+    return any((there := at()) is not None and writes(there) != version for at, version in parameters)
 
 
 def _mark(grad: Tensor) -> Mark:
     """Which tensor it is, and how often it was written to."""
-    return id(grad), -1 if grad.is_inference() else grad._version
+    return id(grad), writes(grad)

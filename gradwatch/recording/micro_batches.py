@@ -23,6 +23,7 @@ from gradwatch.measure.foreach import measure
 from gradwatch.measure.gradients import Batch, gradients
 from gradwatch.measure.layout import Layout
 from gradwatch.measure.looking import Looking
+from gradwatch.measure.writes import writes
 from gradwatch.recording import backward_calls
 from gradwatch.recording.hooks import untraced
 
@@ -134,7 +135,7 @@ class MicroBatches:
 
 def _marks(params: Sequence[Tensor]) -> Marks:
     grads = [p.grad for p in params]
-    return [(id(g), 0 if g is None else getattr(g, "_local_tensor", g)._version) for g in grads]
+    return [(id(g), writes(getattr(g, "_local_tensor", g))) for g in grads]
 
 
 @without_autograd

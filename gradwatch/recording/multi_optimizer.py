@@ -10,10 +10,14 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.amp import GradScaler
 from torch.autograd import Variable
+from torch.optim import Optimizer
 
 from gradwatch.errors import WatchError
 from gradwatch.measure.layout import Layout, at
+from gradwatch.measure.writes import writes
+from gradwatch.recording.layers import held
 
 if TYPE_CHECKING:
     from gradwatch.policies import Policy
@@ -88,20 +92,16 @@ Seen = dict[Tensor, tuple[Tensor | None, int]]  # of each parameter: its gradien
 
 def seen(params: Iterable[Tensor]) -> Seen:
     """The gradients as they are now, measured for all optimizers of a step: to tell them from later ones."""
-    return {p: (p.grad, _version(p.grad)) for p in params}
+    return {p: (p.grad, writes(p.grad)) for p in params}
 
 
-def have_changed(seen: Seen, params: Iterable[Tensor], under_scaler: bool) -> bool:
-    """Whether any of `params` has another gradient by now: a new tensor, or one that was written to.
+def have_changed(seen: Seen | None, optimizer: Optimizer, scaler: GradScaler | None) -> bool:
+    """Whether an optimizer has another gradient than those `seen`: a new tensor, or one that was written to since.
 
     A loss scaler writes to a gradient when it comes to its optimizer: under one only a new tensor counts.
     """
-    for p in params:
-        grad, version = seen.get(p, (None, 0))
-        if p.grad is not grad or (not under_scaler and _version(grad) != version):
+    for p in held(optimizer).values():
+        grad, written = (seen or {}).get(p, (None, -1))
+        if p.grad is not grad or (scaler is None and writes(grad) != written):
             return True
     return False
-
-
-def _version(tensor: Tensor | None) -> int:
-    return 0 if tensor is None else tensor._version

@@ -165,10 +165,15 @@ class Training:
         return self.model.named_parameters(), self.model.named_buffers()
 
     def _optimizer(self, optimizer: Optimizer) -> dict[str, Any]:
-        """Of an optimizer: what it holds of each parameter, by place, and the settings and sizes of its groups."""
+        """Of an optimizer: what it holds of each parameter, by place, what else is in its state, and the settings and
+        sizes of its groups.
+        """
         params = (p for group in optimizer.param_groups for p in group["params"])
         return {
             "state": [mapped(optimizer.state.get(p, {}), self.copier.late) for p in params],
+            "own_state": {
+                key: mapped(value, self.copier.late) for key, value in optimizer.state.items() if _is_own(key)
+            },
             "sizes": [len(group["params"]) for group in optimizer.param_groups],
             "groups": [
                 mapped({k: v for k, v in group.items() if k != "params"}, self.copier.early)
@@ -195,6 +200,11 @@ class Training:
             }
             live.clear()
             live.update(new)
+        then = held.get("own_state")  # files of earlier releases have none
+        for key in [] if then is None else [key for key in optimizer.state if _is_own(key) and key not in then]:
+            del optimizer.state[key]
+        for key, value in (then or {}).items():
+            optimizer.state[key] = _renewed(optimizer.state.get(key), value, self.device)
 
 
 class Snapshots:
@@ -244,6 +254,11 @@ def _inner(optimizer: Optimizer) -> list[Optimizer]:
 def _is_array(value: Any) -> bool:
     """Whether it is no number, in which torch's optimizers count on the host: those are with the weights."""
     return not isinstance(value, Tensor) or value.dim() > 0
+
+
+def _is_own(key: Any) -> bool:
+    """Whether what an optimizer's state has under it is of no parameter: a count of its own steps, say."""
+    return isinstance(key, str | int)
 
 
 def _renewed(live: Any, held: Any, device: Any, like: Tensor | None = None) -> Any:

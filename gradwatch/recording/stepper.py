@@ -19,7 +19,6 @@ from gradwatch.recording.clipper import Clipped, Clipper
 from gradwatch.recording.gradient_writes import GradientWrites
 from gradwatch.recording.hooks import Closure, Hooks, refuse_capture, untraced
 from gradwatch.recording.inside import Inside
-from gradwatch.recording.layers import held
 from gradwatch.recording.learning_rate import RateScale
 from gradwatch.recording.lookup import look_back, record, record_late
 from gradwatch.recording.loop_clips import Clip, LoopClips
@@ -90,11 +89,11 @@ class Stepper:
         return self._step is not None
 
     def detach(self, finish: bool = True) -> None:
-        """Take the hooks off, and `finish` the step under way."""
+        """Take the hooks off, and `finish` the step under way; one that this thread is in goes on without them."""
+        self._hooks.remove()
         self.inside.stop()
         clear_up(*self.optimizers)
         learning_rate.unguard(self)
-        self._hooks.remove()
         leave(self.listener)
         if finish and self.layout.sharding is None:  # otherwise the other ranks may be elsewhere
             self._finish(goes_on=False)
@@ -118,6 +117,8 @@ class Stepper:
         if inside:
             multi_optimizer.check_inside(self.clipper.policy, self.layout)
         step = self._open(optimizer, scaler, inside, closure is not None)
+        if self._hooks.is_removed:  # by who was told of a finding
+            return None
         leads = optimizer is step.optimizers[0]
         if leads and inside:
             multi_optimizer.when_backward_ends(self._finish)
@@ -145,8 +146,9 @@ class Stepper:
                 loss = closure(*args, **kwargs)
             finally:
                 self._in_closure = False
-            evaluated(optimizer, step)
-            learning_rate.scale(optimizer, (self._step or step).rate)
+            if not self._hooks.is_removed:
+                evaluated(optimizer, step)
+                learning_rate.scale(optimizer, (self._step or step).rate)
             return loss
 
         return evaluate
@@ -155,7 +157,8 @@ class Stepper:
     def _evaluated(self, optimizer: Optimizer, begun: Step) -> None:
         """The closure ran: the record and the policy's state move once a step, at its first evaluation."""
         step = self._step or begun
-        if optimizer is not step.optimizers[0] and not step.is_lost and self._differ(step, optimizer, step.scaler):
+        joins = optimizer is not step.optimizers[0] and not step.is_lost
+        if joins and multi_optimizer.have_changed(step.seen, optimizer, step.scaler):
             before, step = step, self._part(optimizer, step.scaler, step.inside)
             step.running, step.young, step.is_scaled = optimizer, before.young, before.is_scaled
         leads = optimizer is step.optimizers[0]
@@ -220,7 +223,7 @@ class Stepper:
         if optimizer in step.optimizers:
             raised = step.running is not None or step.inside  # its own step, or the backward that it was part of
             return (self._new_step if raised else self._part)(optimizer, scaler, inside)
-        if step.is_lost or inside or closure or not self._differ(step, optimizer, scaler):
+        if step.is_lost or inside or closure or not multi_optimizer.have_changed(step.seen, optimizer, scaler):
             step.optimizers.append(optimizer)
             step.scaler, step.inside = scaler, inside
             return step
@@ -251,12 +254,6 @@ class Stepper:
             "alone, and each optimizer.step() is a step"
         )
         return self._new_step(optimizer, scaler, inside)
-
-    def _differ(self, step: Step, optimizer: Optimizer, scaler: GradScaler | None) -> bool:
-        """Whether the optimizer steps on other gradients than those that the leader of this step measured."""
-        return multi_optimizer.have_changed(
-            step.seen or {}, list(held(optimizer).values()), under_scaler=scaler is not None
-        )
 
     def _act(self, step: Step, optimizer: Optimizer, is_first: bool) -> None:
         """Measure the gradients, ask the policy, scale; once a step, where `is_first`, that is recorded.
@@ -310,7 +307,7 @@ class Stepper:
             asked = looks and step.here is not None
             weights = self.weights.after_step(self.optimizers, step.renorm_rate, step.is_measured) if asked else None
             found = self.inside.end(self.layout, self.weights.looking, weights)
-        if goes_on and (samples or lanes):
+        if goes_on and not self._hooks.is_removed and (samples or lanes):
             self.inside.begin(self.steps, self.layout, lanes, samples)
         if step.here is None:
             return

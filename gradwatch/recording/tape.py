@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from gradwatch.errors import WatchError, warn
+from gradwatch.measure.writes import writes
 
 
 class Tape:
@@ -37,11 +38,11 @@ class Tape:
             while self.place - self._first >= len(self._kept):
                 batch = next(self._source)
                 tensors: list[Tensor] = []
-                self._kept.append((_copied(batch, tensors), [(t, t._version) for t in tensors]))
+                self._kept.append((_copied(batch, tensors), [(t, writes(t)) for t in tensors]))
             place, self.place = self.place, self.place + 1
             if place not in self.left_out:
                 batch, tensors_then = self._kept[place - self._first]
-                if any(t._version != then for t, then in tensors_then):
+                if any(writes(t) != then for t, then in tensors_then):
                     warn(
                         f"batch {place} was changed in place by the loop (tensor.mul_() and the like): given again "
                         "after a rewind it is not what it was; change a copy of it instead"

@@ -10,12 +10,13 @@ from torch.optim import Optimizer
 
 from gradwatch.measure.distributed import world_size
 from gradwatch.measure.looking import Looking
+from gradwatch.measure.writes import writes
 from gradwatch.recording.gradient_writes import first_with_gradient
 
 
 class WeightWrites:
-    """Counts how often an optimizer's first weight with a gradient was written to between two of its steps, by torch's
-    own counter (`Tensor._version`), which what goes through `.data` is not seen by.
+    """Counts how often an optimizer's first weight with a gradient was written to between two of its steps, as
+    torch counts it.
 
     Across ranks, whose communication writes as well, nothing is counted.
     """
@@ -28,18 +29,18 @@ class WeightWrites:
     def since(self, optimizer: Optimizer) -> float:
         """How often since `note`; NaN where that is not known."""
         last = self._last.pop(optimizer, None)
-        return math.nan if last is None else self._first[optimizer]._version - last
+        return math.nan if last is None else writes(self._first[optimizer]) - last
 
     def note(self, optimizers: Iterable[Optimizer]) -> None:
         """These have stepped: from here on the loop has the weights."""
         for optimizer in optimizers if self._counts else ():
             if optimizer in self._first or self._has_first(optimizer):
-                self._last[optimizer] = self._first[optimizer]._version
+                self._last[optimizer] = writes(self._first[optimizer])
 
     def _has_first(self, optimizer: Optimizer) -> bool:
         with self._looking.at("weight_writes"):
             param = first_with_gradient(optimizer)
-            if param is not None and param._version >= 0:  # not every kind of tensor counts
+            if param is not None and writes(param) >= 0:  # not every kind of tensor counts
                 self._first[optimizer] = param
                 return True
         return False

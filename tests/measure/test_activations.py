@@ -179,6 +179,14 @@ def hooks():
     return len(nn.modules.module._global_forward_hooks)
 
 
+def test_no_weight_is_computed_to_be_looked_at(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8)), nn.ReLU(), nn.Linear(8, 2))
+    before = copy.deepcopy(model.state_dict())
+    watch(model, torch.optim.SGD(model.parameters(), lr=0.1), tmp_path, activations=True).close()
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
 def test_without_activations_there_is_not_one_hook_and_outside_of_sampled_steps_neither(tmp_path):
     before, seen = hooks(), []
     for asked in (False, True):

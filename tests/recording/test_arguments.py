@@ -171,6 +171,29 @@ def test_a_model_that_cannot_be_printed_is_watched(said, tmp_path):
     assert (made.dir / "model.txt").read_text(encoding="utf-8").strip()
 
 
+@pytest.mark.parametrize("how", ["lazy", "meta", "inference"])
+def test_weights_that_hold_no_numbers_yet_are_refused_in_a_line(how, tmp_path):
+    model = nn.Sequential(nn.LazyLinear(8) if how == "lazy" else nn.Linear(6, 8), nn.Linear(8, 3))
+    optimizer = sgd(model.to("meta") if how == "meta" else model)
+    with torch.inference_mode(how == "inference"), pytest.raises(WatchError, match="before watch"):
+        watch(model, optimizer, tmp_path)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_what_does_not_want_to_be_looked_at_is_left_alone(tmp_path):
+    class Shy:
+        @property
+        def __dict__(self):
+            raise RuntimeError("no")
+
+    model = mlp()
+    model.shy = Shy()
+    optimizer = sgd(model)
+    with watch(model, optimizer, tmp_path) as made:
+        train(model, optimizer, steps=2)
+    assert len(read_run(made.dir).layers) == 4
+
+
 def test_a_layer_whose_name_no_file_can_hold_is_recorded_under_another(tmp_path):
     model = nn.Sequential()
     model.add_module("a\ud800", nn.Linear(6, 3).to(torch.float64))

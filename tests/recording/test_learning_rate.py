@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import ChainedScheduler, ExponentialLR, LambdaLR
 from training import batches, mlp, train, watch
 
 from gradwatch import ClipByGlobalNorm, WatchError, open_history
+from gradwatch.errors import GradwatchWarning
 from gradwatch.recording import learning_rate
 
 P = {
@@ -253,7 +254,7 @@ def test_a_closure_sees_the_loops_own_rate_and_may_set_it(tmp_path):
         torch.testing.assert_close(old - 1.0, new)
 
 
-def test_a_rate_that_the_step_sets_itself_stays(tmp_path):
+def test_a_rate_that_the_step_sets_itself_stays_and_is_told_of_once(tmp_path):
     class Own(torch.optim.SGD):
         def step(self, closure=None):
             super().step(closure)
@@ -262,7 +263,9 @@ def test_a_rate_that_the_step_sets_itself_stays(tmp_path):
     model = mlp(torch.float32)
     optimizer = Own(model.parameters(), lr=0.5)
     with watch(model, optimizer, tmp_path, lr_scale=0.1):
-        one_step(model, optimizer)
+        with pytest.warns(GradwatchWarning, match="Own sets a learning rate in its own step"):
+            one_step(model, optimizer)
+        one_step(model, optimizer)  # a second warning would be an error
     assert optimizer.param_groups[0]["lr"] == 0.7
 
 

@@ -70,6 +70,19 @@ def test_a_backward_is_one_step_with_every_layer(clip, tmp_path):
         np.testing.assert_allclose(got.total(name), want.total(name), rtol=1e-6, err_msg=name)
 
 
+def test_gradients_made_under_inference_mode_are_stepped_on_as_ever(tmp_path):
+    model = mlp(torch.float32)
+    optimizers = [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in (model[0], model[2])]
+    with watch(model, optimizers, tmp_path) as made:
+        for _ in range(3):
+            with torch.inference_mode():  # evolution strategies
+                for p in model.parameters():
+                    p.grad = torch.ones(p.shape)
+            for optimizer in optimizers:
+                optimizer.step()
+    assert len(open_history(made.dir)) == 3
+
+
 def test_a_layer_without_a_gradient_is_absent_and_what_is_logged_stays_with_its_step(tmp_path):
     _, _, got = run(tmp_path / "inside", inside=True, clip="ClipByNorm(0.02)", skip_first=(0, 1, 5, 11))
     _, _, want = run(tmp_path / "after", inside=False, clip="ClipByNorm(0.02)", skip_first=(0, 1, 5, 11))

@@ -152,6 +152,36 @@ def test_the_rest_is_that_of_a_run_that_never_saw_the_batch(factor, fused, devic
     assert len(history) == 120 - 1 + (BAD + 1 - 80)
 
 
+class Counting(torch.optim.SGD):
+    """Counts its steps in its own state, as `state_dict()` saves it, and goes by that."""
+
+    def step(self, closure=None):
+        self.state["steps"] = self.state["steps"] + 1 if "steps" in self.state else 1
+        self.param_groups[0]["lr"] = 0.1 / self.state["steps"]
+        return super().step(closure)
+
+
+def test_what_an_optimizer_keeps_of_no_parameter_goes_back_too(tmp_path):
+    ends = []
+    for bad in ([20], []):
+        torch.manual_seed(0)
+        model = nn.Linear(4, 2)
+        optimizer = Counting(model.parameters(), 0.1)
+        draw = torch.Generator().manual_seed(1)
+        data = [torch.randn(8, 4, generator=draw) * (math.inf if i == 20 else 1.0) for i in range(40)]
+        given = data if bad else [x for i, x in enumerate(data) if i != 20]
+        watching = watch(model, optimizer, tmp_path / str(len(bad)), delivery="none")
+        for x in Rewind(model, optimizer, every=10)(given):
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            watching.log(loss=loss)
+        ends.append((model.weight.detach().clone(), optimizer.state["steps"]))
+    assert ends[0][1] == ends[1][1] == 39
+    assert torch.equal(ends[0][0], ends[1][0])
+
+
 def test_without_trouble_nothing_is_changed(tmp_path):
     data = Data()
     training = Training(tmp_path, data)
