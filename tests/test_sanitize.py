@@ -19,8 +19,9 @@ from gradwatch.sanitize import MAX_JSON, MAX_NAME, markdown, printable, read_jso
 from gradwatch.storage import parquet
 from gradwatch.storage.delivery_cursor import read_cursor
 from gradwatch.storage.downsample import MAX_VALUES
-from gradwatch.storage.folder import list_parts, read_manifest, read_run, write_json
+from gradwatch.storage.folder import list_parts, read_manifest, write_json
 from gradwatch.storage.lock import Lock
+from gradwatch.storage.run_reader import read_run
 from gradwatch.storage.writer import RunWriter
 
 READERS = ("show", "check", "report", "compare")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import io
 import os
 import sys
 from collections.abc import Callable
@@ -110,6 +111,10 @@ class Commands(click.Group):
             raise _in_one_line(error) from error
         except GradwatchError as error:
             raise Failure(terminal(public_text(" ".join(str(error).split())))) from error
+        except OSError as error:
+            if error.errno != errno.ENAMETOOLONG:
+                raise
+            raise Failure(f"{terminal(str(error.filename))[:60]}...: {error.strerror}") from error
         except MemoryError as error:
             raise Failure(
                 f"there is not enough memory for this: {terminal(str(error)) or 'nothing was read'}"
@@ -126,5 +131,9 @@ def main(ctx: click.Context) -> None:
 
     RUN is a run folder, an MLflow run id, experiment:NAME, or latest.
     """
+    if ctx.invoked_subcommand != "run":  # there it is the script's own
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+                stream.reconfigure(errors="replace")  # of a terminal that has not all of Unicode
     for name, value in () if ctx.invoked_subcommand in OF_SCRIPTS else MLFLOW_SETTINGS.items():
         os.environ.setdefault(name, value)

@@ -13,6 +13,7 @@ import click
 from gradwatch.cli.options import (
     INSIDE,
     Configured,
+    Module,
     Number,
     as_split,
     given,
@@ -31,25 +32,10 @@ REPEATED = ("--script-clip", "--every", "--total-steps", "--metric-regex", "--hi
             "--split", "--rows")  # fmt: skip
 
 
-class RunCommand(Configured):
-    """What follows SCRIPT or `-m MODULE` is not for gradwatch."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Put `--` behind `-m MODULE`; click itself stops at SCRIPT."""
-        plain = [p for p in self.params if isinstance(p, click.Option) and p.is_flag]
-        flags = {opt for p in plain for opt in (*p.opts, *p.secondary_opts)}
-        at = 0
-        while at < len(args) and args[at].startswith("-") and args[at] not in ("-m", "--"):
-            at += 1 if args[at] in flags or "=" in args[at] or args[at] in ctx.help_option_names else 2
-        if args[at : at + 1] == ["-m"]:
-            args = [*args[: at + 2], "--", *args[at + 2 :]]
-        return super().parse_args(ctx, args)
-
-
-@click.command(cls=RunCommand, context_settings={"allow_interspersed_args": False})
+@click.command(cls=Configured, context_settings={"allow_interspersed_args": False})
 @click.argument("script", metavar="SCRIPT", required=False)
 @click.argument("args", metavar="[ARGS...]", nargs=-1, type=click.UNPROCESSED)
-@click.option("-m", "module", metavar="MODULE",
+@click.option("-m", "module", cls=Module, metavar="MODULE",
               help="Run a module, as python -m does; what follows is for it.")  # fmt: skip
 @click.option("--clip", metavar="TEXT", callback=policy_text, help="What happens to gradients before a step, such as "
               "'ClipByGlobalNorm(1.0)'; none leaves them alone.")  # fmt: skip

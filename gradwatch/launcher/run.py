@@ -255,8 +255,8 @@ class Launch:
     def _leave_empty(self, asked: Intervention) -> str:
         """Leave a run without steps, whose finding is that what was asked for never acted; returns where, in words."""
         from gradwatch.policies import parse
-        from gradwatch.recording.arguments import described
         from gradwatch.storage.folder import MANIFEST, create_folder, now_iso, write_json
+        from gradwatch.storage.owner import described
 
         watch = with_arguments(self.plan.watch, self.arguments)
         told = {key: watch[key] for key in ("tags", "params") if watch.get(key)}

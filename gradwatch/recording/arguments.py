@@ -14,16 +14,13 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from gradwatch.errors import WatchError, warn
-from gradwatch.history import Run
 from gradwatch.measure.slices import Split
 from gradwatch.policies import Policy
 from gradwatch.recording.hooks import fires_hooks
 from gradwatch.recording.learning_rate import RateScale
 from gradwatch.recording.zero import ZeroOptimizer, is_zero, refuse_acting
 from gradwatch.sanitize import MAX_COUNT, MAX_STEP
-from gradwatch.storage.folder import now_iso
-from gradwatch.storage.manifest import check_run, text_of
-from gradwatch.storage.owner import here
+from gradwatch.storage.manifest import text_of
 from gradwatch.storage.places import TRACKERS
 
 DAY = 86_400.0
@@ -177,20 +174,6 @@ def check_kinds(
     for name, value in (("layers", layers), ("ignore", ignore)):
         if not isinstance(value, Iterable) or not all(isinstance(pattern, str) for pattern in value):
             raise WatchError(f"{name}={text_of(value):.80}: wanted a list of patterns, such as ['encoder.*']")
-
-
-def described(**fields: Any) -> Run:
-    """The manifest of a run of this process that begins now.
-
-    Raises:
-        WatchError: it could be written, and not be read again: more params than it has room for, endless names.
-    """
-    run = Run(created=now_iso(), first_step=0, **here(), **fields)
-    try:
-        check_run(run)
-    except ValueError as error:
-        raise WatchError(f"a run cannot be described so: {error}") from error
-    return run
 
 
 def _unwrapped(optimizer: Any) -> Any:

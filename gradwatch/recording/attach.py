@@ -22,7 +22,7 @@ from gradwatch.policies import Policy
 from gradwatch.policies.grammar import as_policy
 from gradwatch.recording import mlflow_target as _delivery
 from gradwatch.recording import open_watches
-from gradwatch.recording.arguments import Settings, check_kinds, checked_optimizers, described
+from gradwatch.recording.arguments import Settings, check_kinds, checked_optimizers
 from gradwatch.recording.callbacks import Live
 from gradwatch.recording.hydra_params import hydra_params
 from gradwatch.recording.inside import measured
@@ -37,6 +37,7 @@ from gradwatch.sanitize import check_uri, public_uri
 from gradwatch.storage.folder import create_folder
 from gradwatch.storage.manifest import scalar_of, text_of
 from gradwatch.storage.null_writer import NullWriter
+from gradwatch.storage.owner import described
 from gradwatch.storage.places import absolute_folder
 from gradwatch.storage.shared_folder import create_part, discard
 from gradwatch.storage.writer import RunWriter

@@ -7,6 +7,11 @@ import socket
 from pathlib import Path
 from typing import Any
 
+from gradwatch.errors import WatchError
+from gradwatch.history import Run
+from gradwatch.storage.folder import now_iso
+from gradwatch.storage.manifest import check_run
+
 
 def here() -> dict[str, Any]:
     """This process, as the manifest notes it: `pid`, `host`, and when it started (`pid_started`, None if unknown)."""
@@ -47,3 +52,17 @@ def _state(pid: int) -> str | None:
 def _fields(pid: int) -> list[str]:
     """The fields of proc_pid_stat(5) from the third, `state`, on."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+def described(**fields: Any) -> Run:
+    """The manifest of a run of this process that begins now.
+
+    Raises:
+        WatchError: it could be written, and not be read again: more params than it has room for, endless names.
+    """
+    run = Run(created=now_iso(), first_step=0, **here(), **fields)
+    try:
+        check_run(run)
+    except ValueError as error:
+        raise WatchError(f"a run cannot be described so: {error}") from error
+    return run

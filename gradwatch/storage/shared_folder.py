@@ -24,17 +24,10 @@ import numpy as np
 from gradwatch.errors import RunError
 from gradwatch.history import History, Run
 from gradwatch.sanitize import is_plain_folder, printable, read_json
-from gradwatch.storage.folder import (
-    MANIFEST,
-    create_folder,
-    is_run_folder,
-    now_iso,
-    read_manifest,
-    read_run,
-    write_json,
-)
+from gradwatch.storage.folder import MANIFEST, create_folder, is_run_folder, now_iso, read_manifest, write_json
 from gradwatch.storage.manifest import run_of
 from gradwatch.storage.parquet import require_alike
+from gradwatch.storage.run_reader import read_run
 from gradwatch.table import LAYER_IN_LOSS, SAMPLED, WAS_NAN, stack
 
 log = logging.getLogger("gradwatch")

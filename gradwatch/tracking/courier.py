@@ -33,9 +33,9 @@ from gradwatch.storage.folder import (
     last_part,
     list_parts,
     read_manifest,
-    read_run,
     write_json,
 )
+from gradwatch.storage.run_reader import read_run
 from gradwatch.storage.run_state import run_state
 from gradwatch.storage.shared_folder import PARTS, deliverable_parts, home_of, is_shared, read_facts
 from gradwatch.tracking.live_findings import Diagnosis, finding_tags
@@ -111,6 +111,7 @@ class Courier:
         if was.crashed and run.status == "RUNNING" and run_state(run).crashed:
             run = self._mark_killed(run)  # before MLflow is asked for anything: who reads the files is to know
         ended = run.status != "RUNNING"
+        self._refuse_elsewhere()
         if not ended:
             self.diagnosis.update()  # whether the store can be reached or not
         if not self._finished(run) and self._connect(run, ended):
@@ -121,6 +122,18 @@ class Courier:
             if ended:
                 self._finish(run)
         return self._state(run)
+
+    def _refuse_elsewhere(self) -> None:
+        if not (self.asked_uri and self.cursor.tracking_uri):
+            return
+        from gradwatch.tracking import client as store
+
+        uri = store.full_uri(self.cursor.tracking_uri)
+        if store.full_uri(self.asked_uri) != uri:
+            raise RunError(
+                f"{self.folder} is delivered to {public_uri(uri)} already: remove its {CURSOR} to deliver it again "
+                "elsewhere"
+            )
 
     def _mark_killed(self, run: Run) -> Run:
         """The manifest of a run whose trainer is gone: it ended with the last step that is in the files."""
@@ -146,15 +159,11 @@ class Courier:
         with self._alone():
             if not cursor.run_id:
                 self._take_over()
+            self._refuse_elsewhere()
             waited = time.time() - datetime.fromisoformat(run.created).timestamp()
             if not (cursor.run_id or target.get("run_id") or ended or waited > RUN_ID_SECONDS):
                 return False
             uri = store.full_uri(cursor.tracking_uri or self.asked_uri or target.get("tracking_uri"))
-            if self.asked_uri and store.full_uri(self.asked_uri) != uri:
-                raise RunError(
-                    f"{self.folder} is delivered to {public_uri(uri)} already: remove its {CURSOR} to deliver "
-                    "it again elsewhere"
-                )
             client = store.connect(uri)
             if not cursor.run_id:
                 self._find_run(client, uri, run)

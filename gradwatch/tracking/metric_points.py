@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from gradwatch.history import History, Run, concat
 from gradwatch.storage.delivery_cursor import Cursor
-from gradwatch.storage.folder import last_part, read_run
+from gradwatch.storage.folder import last_part
+from gradwatch.storage.run_reader import read_run
 from gradwatch.tracking.clip_rates import Rates
 from gradwatch.tracking.metric_keys import MAX_POINTS, Nonfinite, Point, Window, batches, windows
 from gradwatch.tracking.mlflow_names import logged_key

@@ -51,8 +51,11 @@ def clear_errors(what: str) -> Iterator[None]:
             ) from error
         if error.error_code not in PERMANENT or said.startswith(NO_MLFLOW):
             raise
-        deleted = "Current state is deleted" in said
-        cure = "; `mlflow runs restore` brings it back, without cursor.json it is delivered anew" if deleted else ""
+        cure = ""
+        if "Current state is deleted" in said:
+            cure = "; `mlflow runs restore` brings it back, without cursor.json it is delivered anew"
+            if said.startswith("The experiment"):
+                cure = "; `mlflow experiments restore` brings it back"
         raise RunError(f"{what}: MLflow refuses ({said}){cure}") from error
 
 

@@ -30,7 +30,8 @@ from bench_store import write_run
 
 from gradwatch import __version__
 from gradwatch.storage.encoding import write_part
-from gradwatch.storage.folder import MANIFEST, list_parts, read_run, write_json
+from gradwatch.storage.folder import MANIFEST, list_parts, write_json
+from gradwatch.storage.run_reader import read_run
 
 LOOK_SECONDS = 0.05  # between two looks at the memory
 

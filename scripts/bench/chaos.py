@@ -121,7 +121,7 @@ def look(home: Path, life: int, killed: float) -> dict[str, Any]:
     from gradwatch import open_history
     from gradwatch.report import build_report
     from gradwatch.report.model import CRASHED
-    from gradwatch.storage.folder import missing_steps
+    from gradwatch.storage.run_reader import missing_steps
 
     notes = home / f"life-{life}.txt"
     lines = notes.read_text().split("\n")[:-1] if notes.exists() else []

@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 from gradwatch.report import build_report, render_html
-from gradwatch.storage.folder import read_run
+from gradwatch.storage.run_reader import read_run
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",

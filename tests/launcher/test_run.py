@@ -12,7 +12,7 @@ from in_the_wild import SCRIPTS, SUPPORT, environment, one
 
 import gradwatch
 from gradwatch.analysis.rules import diagnose
-from gradwatch.storage.folder import read_run
+from gradwatch.storage.run_reader import read_run
 from gradwatch.storage.shared_folder import run_folders
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # `folders` runs some seventy scripts

@@ -19,8 +19,9 @@ from training import batches, mlp, train, watch
 
 import gradwatch
 from gradwatch.errors import RunError, WatchError
-from gradwatch.storage.folder import read_manifest, read_run
+from gradwatch.storage.folder import read_manifest
 from gradwatch.storage.manifest import check_run
+from gradwatch.storage.run_reader import read_run
 
 
 def sgd(model, **options):

@@ -44,7 +44,7 @@ import os, resource, sys
 from pathlib import Path
 if sys.argv[2] == "limited":
     resource.setrlimit(resource.RLIMIT_AS, (1 << 40, resource.RLIM_INFINITY))  # no limit in truth
-from gradwatch.storage.folder import read_run
+from gradwatch.storage.run_reader import read_run
 import pyarrow
 def size():
     return int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE") >> 20

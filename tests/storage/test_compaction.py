@@ -28,8 +28,9 @@ from gradwatch.report.text import render_json, render_markdown
 from gradwatch.storage import compaction, downsample
 from gradwatch.storage.compaction import Compactor, due, merge
 from gradwatch.storage.encoding import wide_table
-from gradwatch.storage.folder import Part, create_folder, is_closed, list_parts, read_run
+from gradwatch.storage.folder import Part, create_folder, is_closed, list_parts
 from gradwatch.storage.parquet import _tile
+from gradwatch.storage.run_reader import read_run
 from gradwatch.storage.shared_folder import read_whole
 from gradwatch.storage.writer import RunWriter
 from gradwatch.tracking.sync import RetryingCourier, _changed, _sleep

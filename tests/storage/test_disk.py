@@ -21,7 +21,8 @@ from gradwatch import RunError, open_history
 from gradwatch.cli import main
 from gradwatch.storage import writer as writing
 from gradwatch.storage.compaction import merge
-from gradwatch.storage.folder import create_folder, list_parts, missing_steps
+from gradwatch.storage.folder import create_folder, list_parts
+from gradwatch.storage.run_reader import missing_steps
 from gradwatch.storage.writer import RunWriter
 
 

@@ -15,7 +15,8 @@ from gradwatch.report import build_report
 from gradwatch.report.text import render_json
 from gradwatch.storage import writer as writing
 from gradwatch.storage.compaction import merge
-from gradwatch.storage.folder import create_folder, list_parts, read_run
+from gradwatch.storage.folder import create_folder, list_parts
+from gradwatch.storage.run_reader import read_run
 from gradwatch.storage.writer import RunWriter
 
 

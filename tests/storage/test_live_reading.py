@@ -17,6 +17,7 @@ from gradwatch import RunError, open_history
 from gradwatch.analysis.rules import diagnose
 from gradwatch.recording import recorder
 from gradwatch.storage import folder as folders
+from gradwatch.storage import run_reader
 from gradwatch.storage.compaction import merge
 from gradwatch.storage.folder import TABLES, create_folder, list_parts
 from gradwatch.storage.owner import here
@@ -48,15 +49,16 @@ def begun(tmp_path):
 
 
 def at_call(monkeypatch, name, number, act):
-    """`act()` happens just before the `number`-th call of `name` in the module that reads folders, and once."""
-    real, calls = getattr(folders, name), count()
+    """`act()` happens just before the `number`-th call of `name` in a module that reads folders, and once."""
+    module = run_reader if hasattr(run_reader, name) else folders
+    real, calls = getattr(module, name), count()
 
     def call(*args, **kwargs):
         if next(calls) == number:
             act()
         return real(*args, **kwargs)
 
-    monkeypatch.setattr(folders, name, call)
+    monkeypatch.setattr(module, name, call)
     return calls
 
 

@@ -29,10 +29,11 @@ from gradwatch.storage import compaction
 from gradwatch.storage import folder as folder_module
 from gradwatch.storage import writer as writer_module
 from gradwatch.storage.compaction import merge
-from gradwatch.storage.folder import create_folder, list_parts, read_run
+from gradwatch.storage.folder import create_folder, list_parts
 from gradwatch.storage.lock import Lock
 from gradwatch.storage.owner import here, is_gone
 from gradwatch.storage.parquet import layers_blocks
+from gradwatch.storage.run_reader import read_run
 from gradwatch.storage.writer import RunWriter
 
 ROOT = Path(__file__).parents[2]

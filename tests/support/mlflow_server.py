@@ -18,7 +18,7 @@ from typing import Any
 
 from gradwatch.cli.ui import server_command, server_environment
 from gradwatch.storage.delivery_cursor import read_cursor
-from gradwatch.storage.folder import read_run
+from gradwatch.storage.run_reader import read_run
 from gradwatch.tracking.metric_keys import windows
 
 

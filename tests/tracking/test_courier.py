@@ -20,7 +20,8 @@ from gradwatch.open_run import open_histories, open_history
 from gradwatch.recording import courier_process
 from gradwatch.sanitize import markdown
 from gradwatch.storage.delivery_cursor import read_cursor
-from gradwatch.storage.folder import create_folder, read_manifest, read_run, write_json
+from gradwatch.storage.folder import create_folder, read_manifest, write_json
+from gradwatch.storage.run_reader import read_run
 from gradwatch.storage.run_state import run_state
 from gradwatch.storage.writer import RunWriter
 from gradwatch.tracking import summary

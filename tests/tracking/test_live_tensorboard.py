@@ -14,7 +14,7 @@ import gradwatch
 from gradwatch.cli import main
 from gradwatch.errors import RunError, WatchError
 from gradwatch.recording.arguments import Settings
-from gradwatch.storage.folder import read_run
+from gradwatch.storage.run_reader import read_run
 from gradwatch.tracking import metric_points
 from gradwatch.tracking.export import live_tensorboard as live
 from gradwatch.tracking.metric_keys import windows

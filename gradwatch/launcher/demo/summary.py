@@ -16,7 +16,7 @@ from gradwatch.report.finding_charts import finding_chart
 from gradwatch.report.heatmaps import heatmap_charts
 from gradwatch.report.html import Page, render_page
 from gradwatch.report.model import RunSummary
-from gradwatch.storage.folder import read_run
+from gradwatch.storage.run_reader import read_run
 from gradwatch.storage.shared_folder import run_folders
 
 TITLES = {
