@@ -81,6 +81,7 @@ class Courier:
             RunError: waiting will not help. Any other error may pass by itself.
         """
         run = read_manifest(self.folder)
+        self._refuse_elsewhere()
         if self._finished(run):
             return self._state(run)
         try:
@@ -111,7 +112,6 @@ class Courier:
         if was.crashed and run.status == "RUNNING" and run_state(run).crashed:
             run = self._mark_killed(run)  # before MLflow is asked for anything: who reads the files is to know
         ended = run.status != "RUNNING"
-        self._refuse_elsewhere()
         if not ended:
             self.diagnosis.update()  # whether the store can be reached or not
         if not self._finished(run) and self._connect(run, ended):

@@ -71,6 +71,46 @@ def test_bad_input_is_exit_code_2(options, tmp_path, healthy):
     assert result.stdout == ""
 
 
+@pytest.mark.parametrize("table", ["layers", "steps"])
+@pytest.mark.parametrize("how", ["cut", "emptied", "removed"])
+@pytest.mark.parametrize("blocks", [1, 4])
+def test_a_run_of_which_one_table_is_gone_is_not_judged(table, how, blocks, tmp_path):
+    run = make_run(tmp_path, blocks=blocks)
+    parts = [*(run / table).glob("*.parquet")]
+    assert parts
+    for part in parts:
+        part.write_bytes(part.read_bytes()[:300]) if how == "cut" else part.unlink()
+    if how == "removed":
+        (run / table).rmdir()
+    for command in ("check", "show", "report"):
+        result = CliRunner().invoke(main, [command, str(run)])
+        assert (result.exit_code, result.stdout) == (2, "")
+        (line,) = result.stderr.splitlines()
+        assert f"{run / table} holds nothing that can be read" in line
+
+
+@pytest.mark.parametrize("charset", ["ascii", "latin-1"])
+@pytest.mark.parametrize("command", ["check", "show"])
+def test_a_terminal_that_has_not_all_of_unicode_gets_what_it_has(command, charset, warned):
+    result = CliRunner(charset=charset).invoke(main, [command, str(warned)])
+    assert result.exit_code == 0, result.exception
+    assert "verdict" in result.stdout if command == "show" else "spike" in result.stdout
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["sync"], ["check"], ["ui", "--store"], ["run", "--log", "none", "--dir"], ["demo", "--out"]],
+    ids=" ".join,
+)
+def test_a_name_that_no_file_system_takes_is_one_line(words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.py").write_text("")
+    result = CliRunner().invoke(main, [*words, "x" * 300, *(["x.py"] if words[0] == "run" else [])])
+    assert result.exit_code == 2, result.exception
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("Error: ")
+
+
 def test_several_runs_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("gradwatch.open_run.open_histories", lambda refs, empty: [make_history(), make_history()])
     result = call("experiment:mnist")

@@ -32,6 +32,7 @@ def without_ours(text):
         ["quits.py"],
         ["broken.txt"],
         ["-m", "package", "--clip", "mine"],
+        ["-mpackage", "--warmup", "10"],
         ["package", "x"],
     ],
     ids=" ".join,
@@ -92,6 +93,16 @@ def test_bad_input_is_one_line_and_exit_code_2(words, message, tmp_path):
     assert line.startswith("Error: ")
     assert message in line
     assert not done.stdout
+
+
+@pytest.mark.parametrize("does", ["", "import torch; torch.ones(2, requires_grad=True).sum().backward()"])
+def test_a_policy_that_a_script_has_nothing_for_leaves_a_run_that_says_so(does, tmp_path):
+    (tmp_path / "script.py").write_text(does)
+    _, watched = both("script.py", cwd=tmp_path, options=["--clip", "ClipByGlobalNorm(1.0)", "--dir", "runs"])
+    (line,) = watched.stderr.splitlines()
+    assert "never acted" in line
+    (run,) = (tmp_path / "runs").iterdir()
+    assert str(run.name) in line
 
 
 def test_what_a_script_sets_before_it_imports_torch_counts(tmp_path):

@@ -55,6 +55,15 @@ def deliver(folder):
     return client, client.get_run(cursor["run_id"])
 
 
+def test_a_run_that_is_delivered_is_not_said_to_be_elsewhere_too(store, tmp_path):
+    folder = make_run(tmp_path, mlflow=target(store))
+    deliver(folder)
+    assert one(sync(folder, store)).done
+    there = one(sync(folder, f"sqlite:///{tmp_path / 'other.db'}"))
+    assert not there.done
+    assert f"is delivered to {store} already" in there.error
+
+
 def test_a_finished_run_is_delivered_whole(store, tmp_path):
     folder = make_run(tmp_path, window=20, mlflow=target(store), nan_at=50, tags={"team": "a"})
     client, run = deliver(folder)
