@@ -38,7 +38,7 @@ def read_run(
         steps_only: only the table of the steps is read, one of a hundred bytes or so.
 
     Raises:
-        RunError: the folder holds no readable manifest.
+        RunError: the folder holds no readable manifest, or nothing is left of one of the two tables of each step.
     """
     for _ in range(LOOKS):
         with contextlib.suppress(_GoneError):
@@ -64,7 +64,8 @@ def _read_cut(folder: Path, since: int, start: int, at_most: int | None, steps_o
         layers = reduced(blocks, steps, len(run.layers), at_most)
     else:
         layers = joined([*blocks], folder)
-    if since < 0 and not steps_only and not (whole is not None and (run.status == "RUNNING" or run.crashed)):
+    is_cut = whole is not None and (run.status == "RUNNING" or run.crashed)  # between its first two parts, perhaps
+    if since < 0 and not steps_only and not is_cut and run.source is None:
         _refuse_half(folder, parts, problems)
     order = {layer.name: i for i, layer in enumerate(run.layers)}
     places = sorted(range(len(layers.layers)), key=lambda i: order.get(layers.layers[i], len(order)))
