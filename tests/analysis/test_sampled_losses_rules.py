@@ -50,6 +50,11 @@ def run_with(losses=None, steps=240, graph=(), logged=("loss", "val_accuracy"), 
 
 RARE = {"target_top": 0, "target_top_share": 0.98, "predicted_top_share": 1.0, "target_std": 0.1, "target_soft": 0.0}
 LEARNT = np.where(np.arange(SAMPLES) < 3, 0.5, 1.0)
+CLASSIFIER = (
+    {"what": "path", "operations": "NllLoss LogSoftmax Addmm", "shapes": "1 32x5 32x5", "operands": "1 1 3",
+     "layer": "head.weight"},
+    {"what": "softmax", "operation": "LogSoftmax", "dim": 1, "shape": "32x5", "layer": "head.weight"},
+)  # fmt: skip
 PIXELS = (
     {"what": "path", "operations": "NllLoss2D LogSoftmax Convolution", "shapes": "1 8x2x24x24 8x2x24x24",
      "operands": "1 1 3", "layer": "head.weight"},
@@ -65,6 +70,7 @@ PIXELS = (
         ({"target_top": np.arange(SAMPLES) % 2}, 0),
         ({"target_std": 0.0}, 0),
         ({"target_std": 0.0, "target_top_share": 1.0, "predicted_top_share": LEARNT}, 0),  # a judge of one answer
+        ({"target_std": 0.0, "target_top_share": 1.0, "predicted_top_share": LEARNT, "graph": CLASSIFIER}, 1),
         ({"target_std": 0.0, "target_top_share": 1.0}, 1),  # said from the first batch on: all rows are of one class
         ({"target_std": 0.0, "target_top_share": 1.0, "target_top": np.arange(SAMPLES) // 8}, 0),  # in their order
         ({"target_soft": 0.1}, 0),  # grey levels
@@ -489,6 +495,7 @@ CYCLE = np.arange(SAMPLES) % 5.0
         ({"target_low": np.where(np.arange(SAMPLES) < 13, 0.0, np.nan), "target_top": np.nan}, 1),
         ({"target_low": np.where(np.arange(SAMPLES) < 11, 0.0, np.nan), "target_top": np.nan}, 0),  # then another loss
         ({"targets": 4}, 0),  # of so few little is known
+        ({"ignored": 0.95}, 0),  # the same: three of 64 are asked for
         ({"passes": 7}, 0),  # a step is of several batches
         ({"predicted_mean": CYCLE + 0.01 * RNG.standard_normal(SAMPLES)}, 0),  # answered rightly, or the model's own
         ({"predicted_mean": np.roll(CYCLE, 1)}, 1),  # what the batch before asked for

@@ -9,6 +9,7 @@ import math
 
 import numpy as np
 
+from gradwatch.analysis.rules.facts import middle
 from gradwatch.analysis.rules.finding import Finding, either
 from gradwatch.analysis.rules.loss_graph import from_graph, number_of_classes, paths
 from gradwatch.analysis.rules.losses import has_rivals
@@ -48,7 +49,8 @@ def class_imbalance(
     that is no excuse where the class has the share `rare`. Where the loss gives that class `more` times the weight of
     an average one, its size says nothing. Padding is told apart (`padding-in-loss`); parts that train against each
     other are not judged, nor probabilities that are further than `soft` from 0 and 1; nor targets that never change,
-    but where the model says them from the first sample on: of one of several classes, or of rows all of one class.
+    but where the model says them from the first sample on, or a layer with a bias gives out the scores of two classes
+    or more (those of pairs that belong together, the first of each row, are products): rows all of one class.
     Source: He & Garcia (2009), IEEE TKDE 21, on learning from imbalanced data; Lin et al., arXiv:1708.02002, section 1.
     """
     names = "target_top", "target_top_share", "predicted_top_share", "target_std"
@@ -61,7 +63,8 @@ def class_imbalance(
     if usual < share or says < said or len({*top[late]}) > 1 or (between > soft).any():
         return []
     is_alone = not spread.any()
-    if is_alone and (min(*asked, *given) < 1 or len({*top}) > 1 or number_of_classes(history) == 1):
+    at_first = 1 if _gives_scores_by_a_layer(history) else min(given)
+    if is_alone and (min(*asked, at_first) < 1 or len({*top}) > 1 or number_of_classes(history) == 1):
         return []
     weights = sampled(history, "target_top_weight")[1]
     weight = float(np.median(weights)) if len(weights) else 0.0
@@ -88,6 +91,10 @@ def class_imbalance(
             "recall of each class, not by the loss or the accuracy over all.",
         )
     ]
+
+
+def _gives_scores_by_a_layer(history: History) -> bool:
+    return any(path[-1].name == "Addmm" for path, _ in paths(history)) and (number_of_classes(history) or 0) > 1
 
 
 def _is_of_pixels(history: History) -> bool:
@@ -163,20 +170,22 @@ def data_not_shuffled(
 
     Alarm: of the variance of the targets over `least` samples or more, the share that lies between the batches, beyond
     what batches of this size have by chance, is above `share`. A class counts by its number. Not judged: batches of
-    fewer targets than `rows`, steps of several backward passes, each of which may be of its own kind on purpose,
-    numbers that are what the model says of them, by a correlation of their means above `follows` (values that are
-    learnt from the model's own, or rows that it answers rightly in any order), what an agent is asked for, whose
-    rewards are logged, and parts that train against each other. A warning.
+    fewer targets than `rows` (those that the loss ignores are none), steps of several backward passes, each of which
+    may be of its own kind on purpose, numbers that are what the model says of them, by a correlation of their means
+    above `follows` (values that are learnt from the model's own, or rows that it answers rightly in any order), what an
+    agent is asked for, whose rewards are logged, and parts that train against each other. A warning.
     Source: Bottou (2012), Stochastic Gradient Descent Tricks, section 3.1; the intraclass correlation, Fisher (1925).
     """
     kinds = (sampled(history, "target_mean", "target_std", "targets", of) for of in ("target_top", "target_low"))
     step, mean, std, targets, _ = max(kinds, key=lambda found: len(found[0]))  # classes, or numbers
-    if len(step) < least or np.median(targets) < rows or has_rivals(history) or logs_rewards(history):
+    ignored = sampled(history, "ignored")[1]
+    asked = middle(targets) * (1 - (middle(ignored) if len(ignored) else 0))
+    if len(step) < least or asked < rows or has_rivals(history) or logs_rewards(history):
         return []
     if np.median([1.0, *sampled(history, "passes")[1]]) > 1:
         return []
     between, within = float(np.var(mean)), float(np.mean(np.square(std)))
-    by_chance = within / max(float(np.median(targets)) - 1, 1)
+    by_chance = within / max(asked - 1, 1)
     of_batches = (between - by_chance) / (between + within) if between else 0.0
     if not of_batches > share or follow(history) > follows:
         return []
