@@ -19,13 +19,26 @@ RECORDING = False  # record.py sets it: then all is trained, and kept
 
 def recorded(name, train, folder):
     """The History of the training `name`; `train(folder)` trains it while recordings are made."""
-    path = FOLDER / re.sub(r"[^\w.=+-]+", "_", name)
+    path = _path(name)
     if RECORDING:
         train(folder / "recorded")
         _keep(*(folder / "recorded").iterdir(), path)
         shutil.rmtree(folder / "recorded")
     assert path.exists(), f"there is no recording {path.name}; wanted: python tests/scenarios/record.py"
     return gradwatch.open_history(path)
+
+
+def recording_of(train):
+    """The History of `train(folder)`, a function or a partial of one, as it was recorded; None where it never was."""
+    options = {}
+    while isinstance(train, functools.partial):
+        options, train = {**train.keywords, **options}, train.func
+    path = _path(name_of(train.__name__, inspect.signature(train).bind("", **options)))
+    return gradwatch.open_history(path) if path.exists() else None
+
+
+def _path(name):
+    return FOLDER / re.sub(r"[^\w.=+-]+", "_", name)
 
 
 def _keep(run, path):
