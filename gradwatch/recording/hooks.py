@@ -26,7 +26,6 @@ Closure = Callable[..., Any]  # called without arguments, or with what its optim
 P = ParamSpec("P")
 R = TypeVar("R")
 _TORCHS = Optimizer.profile_hook_step.__globals__  # where the wrapper of a step is written
-_MOST_SECONDS = 5.0  # that who takes the hooks off waits for a step that another thread is in
 
 
 def untraced(function: Callable[P, R]) -> Callable[P, R]:
@@ -118,16 +117,16 @@ class Hooks:
             if isinstance(o, ZeroOptimizer):
                 o.attach()
 
-    def remove(self) -> None:
+    def remove(self, patience: float = 0.0) -> None:
         """Take the hooks off, as many as there are: looked for, because a handle may be lost to an interrupt.
 
-        No step begins any more, and one that another thread is in ends as it began: that is waited for, for a few
+        No step begins any more, and one that another thread is in ends as it began: that is waited for, `patience`
         seconds at most. Where a step may be walking through the hooks, one that does nothing stands in a hook's place:
         a dict that loses a key meanwhile ends the training.
         """
         self.is_removed = True
-        elsewhere, patience = self._thread != threading.get_ident(), time.monotonic() + _MOST_SECONDS
-        while elsewhere and self._is_in_step() and time.monotonic() < patience:
+        elsewhere, until = self._thread != threading.get_ident(), time.monotonic() + patience
+        while elsewhere and self._is_in_step() and time.monotonic() < until:
             time.sleep(0.001)
         may_step = self._thread in sys._current_frames() if elsewhere else self._is_in_step()
         for o in self._optimizers:
@@ -160,8 +159,10 @@ class Hooks:
     def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._running.get(optimizer) is not _caller():
             return  # the inner step of a nested one
-        del self._running[optimizer]
-        self._end(optimizer)
+        try:
+            self._end(optimizer)
+        finally:
+            self._running.pop(optimizer, None)  # last: whoever takes the hooks off waits for all of it
 
     def _is_in_step(self) -> bool:
         """Whether the thread that takes the steps is in one of them. One that has raised is on the stack no more."""

@@ -68,6 +68,11 @@ def _restore() -> None:
             signal.signal(number, signal.SIG_DFL)
 
 
+def is_ending() -> bool:
+    """Whether a signal is ending this process: then nobody waits for what may hang."""
+    return bool(_since) or _overtaking.locked()
+
+
 def _is_armed() -> bool:
     return any(signal.getsignal(number) is _end for number in SIGNALS)
 

@@ -28,6 +28,8 @@ from gradwatch.recording.step import Step, clear_up
 from gradwatch.recording.torch_patches import Listener, leave, listen
 from gradwatch.recording.weight_writes import WeightWrites
 
+_MOST_SECONDS = 5.0  # that `detach` waits for a step that another thread is in
+
 
 class Stepper:
     """Hangs on the optimizers, once attached, and acts on each of their steps; `recorder` takes the rows.
@@ -88,9 +90,9 @@ class Stepper:
         """Whether the current step has yet to end."""
         return self._step is not None
 
-    def detach(self, finish: bool = True) -> None:
+    def detach(self, finish: bool = True, waits: bool = True) -> None:
         """Take the hooks off, and `finish` the step under way; one that this thread is in goes on without them."""
-        self._hooks.remove()
+        self._hooks.remove(_MOST_SECONDS if waits else 0.0)
         self.inside.stop()
         clear_up(*self.optimizers)
         learning_rate.unguard(self)

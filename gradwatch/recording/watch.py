@@ -156,7 +156,7 @@ class Watch:
             return
         self._ending = self._ending or ("FAILED" if self._live.halted and status == "FINISHED" else status)
         try:
-            self._stepper.detach()
+            self._stepper.detach(waits=not signals.is_ending())
             self._drain()
             if self._thread == threading.get_ident():  # else a backward may be writing to the gradients
                 with self._looking.at("what nobody trains"):
@@ -249,7 +249,7 @@ class Watch:
         def hold() -> bool:
             stepper = found()
             if stepper is None:
-                self._stepper = SimpleNamespace(steps=steps, detach=lambda: None)  # type: ignore[assignment]
+                self._stepper = SimpleNamespace(steps=steps, detach=lambda **_: None)  # type: ignore[assignment]
                 return False
             self._stepper, self._source = stepper, stepper.keeps
             stepper.keeps = None

@@ -3,6 +3,7 @@
 import copy
 import pickle
 import threading
+import time
 from dataclasses import dataclass
 
 import pytest
@@ -101,18 +102,23 @@ def test_a_step_that_another_thread_is_in_ends_as_it_began(tmp_path):
 
 
 def test_who_closes_while_another_trains_is_heard_no_more(tmp_path):
-    model = mlp(torch.float32)
-    optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    over = threading.Event()
-    training = threading.Thread(target=train, args=(model, optimizer), kwargs={"steps": 10**9, "until": over.is_set})
-    training.start()
-    try:
-        for n in range(10):
-            watch(model, optimizer, tmp_path / str(n), every=1).close()
-        assert backward_calls.heard.listeners == ()
-    finally:
-        over.set()
-        training.join()
+    for n in range(6):
+        model = mlp(torch.float32)
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        watching = watch(model, optimizer, tmp_path / str(n), every=1)
+        over = threading.Event()
+        settings = {"steps": 10**9, "until": over.is_set}
+        training = threading.Thread(target=train, args=(model, optimizer), kwargs=settings)
+        training.start()
+        try:
+            while watching._stepper.steps < 3 + n:
+                time.sleep(0.001)
+            watching.close()
+            assert backward_calls.heard.listeners == ()
+            assert ours(optimizer) == []
+        finally:
+            over.set()
+            training.join()
 
 
 def test_a_copy_of_a_watched_optimizer_is_watched_by_nobody(tmp_path):
