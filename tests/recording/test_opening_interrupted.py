@@ -15,6 +15,7 @@ from torch.nn import utils
 from training import mlp, train, watch
 
 import gradwatch
+from gradwatch.measure import patch
 from gradwatch.recording import learning_rate, open_watches, signals, torch_patches
 
 PACKAGE = Path(gradwatch.__file__).parent
@@ -81,7 +82,7 @@ class Opening:
 
 def locks_that_are_held():
     """As another thread finds them: the one that holds a lock may take it again."""
-    locks = {"clips": torch_patches._seen._lock, "guards": learning_rate._lock}
+    locks = {"patches": patch.LOCK}
     held = []
 
     def look():
