@@ -46,6 +46,13 @@ def check(ctx: click.Context, run: str, fail_on: str, kind: str, following: bool
     if len(histories) != 1:
         raise RunError(f"{run} is {len(histories)} runs, and check wants one: name each of them in turn")
     (history,) = histories
+    lost = "layers" if not history.layers else "steps" if not history.per_step else ""
+    if lost and (history.problems or (lost == "steps" and len(history))):
+        why = f" ({history.problems[0]})" if history.problems else ""
+        raise RunError(
+            f"{run} cannot be judged: nothing of its table of {lost} can be read{why}; fetch it from a copy, or from "
+            "the run's artifacts in MLflow"
+        )
     findings = diagnose(history)
     said = verdict(history, findings)
     if kind == "sarif":

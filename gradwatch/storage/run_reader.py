@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,7 +38,7 @@ def read_run(
         steps_only: only the table of the steps is read, one of a hundred bytes or so.
 
     Raises:
-        RunError: the folder holds no readable manifest, or nothing is left of one of the two tables of each step.
+        RunError: the folder holds no readable manifest.
     """
     for _ in range(LOOKS):
         with contextlib.suppress(_GoneError):
@@ -64,9 +64,6 @@ def _read_cut(folder: Path, since: int, start: int, at_most: int | None, steps_o
         layers = reduced(blocks, steps, len(run.layers), at_most)
     else:
         layers = joined([*blocks], folder)
-    is_cut = whole is not None and (run.status == "RUNNING" or run.crashed)  # between its first two parts, perhaps
-    if since < 0 and not steps_only and not is_cut and run.source is None:
-        _refuse_half(folder, parts, problems)
     order = {layer.name: i for i, layer in enumerate(run.layers)}
     places = sorted(range(len(layers.layers)), key=lambda i: order.get(layers.layers[i], len(order)))
     if places != [*range(len(places))]:
@@ -76,21 +73,6 @@ def _read_cut(folder: Path, since: int, start: int, at_most: int | None, steps_o
     if since < 0 and start <= 0 and run.source is None:
         problems += missing_steps(history.step, run.first_step, run.end_step)
     return replace(history, problems=tuple(sorted(problems)))
-
-
-def _refuse_half(folder: Path, parts: Mapping[str, Sequence[Part]], problems: Sequence[str]) -> None:
-    """Refuse a run of which one table is gone: what is left would be judged as if nothing had been there."""
-    readable = {
-        t: any(not any(said.startswith(f"{t}/{part.path.name} is") for said in problems) for part in parts[t])
-        for t in TABLES
-    }
-    for lost in TABLES if any(readable.values()) else ():
-        if not readable[lost]:
-            why = f" ({problems[0]})" if problems else ""
-            raise RunError(
-                f"{folder / lost} holds nothing that can be read{why}, and the run's other table does: fetch it from a "
-                "copy, or from the run's artifacts in MLflow"
-            )
 
 
 def missing_steps(step: NDArray[np.int64], first: int | None = None, end: int | None = None) -> list[str]:

@@ -134,7 +134,7 @@ def wiped(history: History, least: int = 3) -> bool:
     """Whether backward had left a gradient in each step that was looked at, `least` or more, and no step saw one."""
     _, left = sampled(history, "gradient_left")
     seen = (history.layer("grad_norm") > 0).any() or (history.total("nonfinite") > 0).any()
-    return len(left) >= least and bool((left == 1).all()) and not seen
+    return len(left) >= least and bool((left == 1).all()) and not seen and bool(history.layers)
 
 
 def _gone(history: History) -> list[Finding]:
