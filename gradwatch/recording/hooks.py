@@ -166,21 +166,20 @@ class Hooks:
 
     def _is_in_step(self) -> bool:
         """Whether the thread that takes the steps is in one of them. One that has raised is on the stack no more."""
-        frame, running = sys._current_frames().get(self._thread), [*self._running.values()]
-        while frame is not None:
-            if any(frame is each for each in running):
-                return True
-            frame = frame.f_back
-        return False
+        return _leads_from(sys._current_frames().get(self._thread), [*self._running.values()])
 
     def _is_nested(self, optimizer: Optimizer, frame: FrameType) -> bool:
         """Whether this is a step inside the optimizer's own step. If that is not on the stack, it has raised."""
-        outer, caller = self._running[optimizer], frame.f_back
-        while caller is not None:
-            if caller is outer:
-                return True
-            caller = caller.f_back
-        return False
+        return _leads_from(frame.f_back, [self._running[optimizer]])
+
+
+def _leads_from(frame: FrameType | None, outer: Sequence[FrameType]) -> bool:
+    """Whether a frame is one of the `outer` ones, or was called from one, however deep."""
+    while frame is not None:
+        if any(frame is each for each in outer):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _taken_off() -> Hooks:

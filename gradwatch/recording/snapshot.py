@@ -200,10 +200,11 @@ class Training:
             }
             live.clear()
             live.update(new)
-        then = held.get("own_state")  # files of earlier releases have none
-        for key in [] if then is None else [key for key in optimizer.state if _is_own(key) and key not in then]:
+        if "own_state" not in held:  # in a file of an earlier release
+            return
+        for key in [key for key in optimizer.state if _is_own(key) and key not in held["own_state"]]:
             del optimizer.state[key]
-        for key, value in (then or {}).items():
+        for key, value in held["own_state"].items():
             optimizer.state[key] = _renewed(optimizer.state.get(key), value, self.device)
 
 
