@@ -7,10 +7,13 @@ while these gradients are written to, and to read them then ends the process.
 from __future__ import annotations
 
 import functools
+import sys
 import threading
+from types import FrameType
 from typing import Any, Protocol
 
 import torch
+from torch.autograd import graph
 
 from gradwatch.measure.patch import Function, Patch, Wrapped
 from gradwatch.recording.multi_optimizer import inside_backward
@@ -69,4 +72,17 @@ class _Heard(Wrapped[Listener]):
         return [listener for listener in self.listeners if self._threads.get(id(listener)) == here]
 
 
+def another_thread_is_in_one() -> bool:
+    """Whether a thread beside this one is in a backward: it may be writing to any gradient."""
+    here = threading.get_ident()
+    return any(_is_in_engine(frame) for thread, frame in sys._current_frames().items() if thread != here)
+
+
+def _is_in_engine(frame: FrameType | None) -> bool:
+    while frame is not None and frame.f_code is not _ENGINE:
+        frame = frame.f_back
+    return frame is not None
+
+
+_ENGINE = graph._engine_run_backward.__code__
 heard = _Heard()

@@ -117,6 +117,11 @@ class Hooks:
             if isinstance(o, ZeroOptimizer):
                 o.attach()
 
+    @property
+    def are_here(self) -> bool:
+        """Whether it is this thread that takes the steps."""
+        return self._thread == threading.get_ident()
+
     def remove(self, patience: float = 0.0) -> None:
         """Take the hooks off, as many as there are: looked for, because a handle may be lost to an interrupt.
 
@@ -125,7 +130,7 @@ class Hooks:
         a dict that loses a key meanwhile ends the training.
         """
         self.is_removed = True
-        elsewhere, until = self._thread != threading.get_ident(), time.monotonic() + patience
+        elsewhere, until = not self.are_here, time.monotonic() + patience
         while elsewhere and self._is_in_step() and time.monotonic() < until:
             time.sleep(0.001)
         may_step = self._thread in sys._current_frames() if elsewhere else self._is_in_step()
@@ -141,7 +146,7 @@ class Hooks:
 
     def __reduce__(self) -> tuple[Callable[[], Hooks], tuple[()]]:
         """A copied optimizer is watched by nobody: the hooks that came with it do nothing."""
-        return _taken_off, ()
+        return taken_off, ()
 
     @untraced
     def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -182,7 +187,8 @@ def _leads_from(frame: FrameType | None, outer: Sequence[FrameType]) -> bool:
     return False
 
 
-def _taken_off() -> Hooks:
+def taken_off() -> Hooks:
+    """Of no optimizer, and removed."""
     hooks = Hooks((), lambda *_: None, lambda *_: None)
     hooks.is_removed = True
     return hooks

@@ -54,8 +54,10 @@ class Inside:
         parts = self.histogram, self.micro_batches, self.logits
         return bool(self.activations.names) or any(part is not None for part in parts)
 
-    def at_first(self, layout: Layout, looking: Looking) -> dict[str, Any]:
-        """What is known of the model before the first step, scalars."""
+    def at_first(self, step: int, layout: Layout, looking: Looking) -> dict[str, Any]:
+        """What is known of the model before the first step, scalars. It is looked at from now on."""
+        if not backward_calls.another_thread_is_in_one():  # it trains, and is looked at from its next step on
+            self.begin(step, layout)
         found: dict[str, Any] = {}
         with looking.at("norm_mean"):
             found |= {} if self.mode is None else self.mode.at_first()

@@ -61,7 +61,7 @@ class Stepper:
         self._joint_lane = "+".join(clipper.names)
         self._step: Step | None = None
         self._scalers: dict[Optimizer, GradScaler] = {}  # scalers that were asked for a step which has not come yet
-        self._hooks = Hooks(self.optimizers, self._begin, self._end, owner)
+        self.hooks = Hooks(self.optimizers, self._begin, self._end, owner)
         self.listener = Listener(self._under_scaler, self._loop_clips)  # of scaler steps and of the loop's own clips
         self.keeps: Any = None  # what shall live as long as the optimizers do
 
@@ -70,10 +70,9 @@ class Stepper:
         clear_up(*self.optimizers)  # after a step that raised under another Watch
         if self.rate_scale.acts:
             learning_rate.guard(self.optimizers, self)
-        self._hooks.attach()
+        self.hooks.attach()
         listen(self.listener)
-        self.inside.begin(self.steps, self.layout)
-        self.recorder.add(self.inside.at_first(self.layout, self.weights.looking))
+        self.recorder.add(self.inside.at_first(self.steps, self.layout, self.weights.looking))
 
     @property
     def layout(self) -> Layout:
@@ -92,7 +91,7 @@ class Stepper:
 
     def detach(self, finish: bool = True, waits: bool = True) -> None:
         """Take the hooks off, and `finish` the step under way; one that this thread is in goes on without them."""
-        self._hooks.remove(_MOST_SECONDS if waits else 0.0)
+        self.hooks.remove(_MOST_SECONDS if waits else 0.0)
         self.inside.stop()
         clear_up(*self.optimizers)
         learning_rate.unguard(self)
@@ -119,7 +118,7 @@ class Stepper:
         if inside:
             multi_optimizer.check_inside(self.clipper.policy, self.layout)
         step = self._open(optimizer, scaler, inside, closure is not None)
-        if self._hooks.is_removed:  # by who was told of a finding
+        if self.hooks.is_removed:  # by who was told of a finding
             return None
         leads = optimizer is step.optimizers[0]
         if leads and inside:
@@ -148,7 +147,7 @@ class Stepper:
                 loss = closure(*args, **kwargs)
             finally:
                 self._in_closure = False
-            if not self._hooks.is_removed:
+            if not self.hooks.is_removed:
                 evaluated(optimizer, step)
                 learning_rate.scale(optimizer, (self._step or step).rate)
             return loss
@@ -309,7 +308,7 @@ class Stepper:
             asked = looks and step.here is not None
             weights = self.weights.after_step(self.optimizers, step.renorm_rate, step.is_measured) if asked else None
             found = self.inside.end(self.layout, self.weights.looking, weights)
-        if goes_on and not self._hooks.is_removed and (samples or lanes):
+        if goes_on and not self.hooks.is_removed and (samples or lanes):
             self.inside.begin(self.steps, self.layout, lanes, samples)
         if step.here is None:
             return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -18,10 +17,11 @@ from gradwatch.measure.layout import Layout
 from gradwatch.measure.weight_updates import Weights
 from gradwatch.recording import mlflow_target, notebook_view, open_watches, resume, signals, torch_patches
 from gradwatch.recording.arguments import Settings
+from gradwatch.recording.backward_calls import another_thread_is_in_one
 from gradwatch.recording.callbacks import Live
 from gradwatch.recording.clipper import Clipper
 from gradwatch.recording.courier_process import CourierProcess
-from gradwatch.recording.hooks import untraced
+from gradwatch.recording.hooks import taken_off, untraced
 from gradwatch.recording.inside import Inside
 from gradwatch.recording.layers import Source, describe, tell_forgotten
 from gradwatch.recording.learning_rate import RateScale
@@ -59,7 +59,6 @@ class Watch:
         self._closed, self._ending = False, ""  # whether it has ended; with which status, once close() has begun
         self._url_said = shared is not None and len(shared.names) > 1  # by the first of them
         self._resumed_at = 0  # the number of the first step
-        self._thread = threading.get_ident()  # that trains
         run, kept, device = writer.run, source.kept(clipper.layout.names), clipper.layout.device
         self._looking, seconds = weights.looking, writer.flush_seconds
         self._recorder = Recorder(run, kept, clipper.fields, device, self._keep, seconds, self._looking)
@@ -158,7 +157,8 @@ class Watch:
         try:
             self._stepper.detach(waits=not signals.is_ending())
             self._drain()
-            if self._thread == threading.get_ident():  # else a backward may be writing to the gradients
+            # else a backward may be writing to the gradients
+            if self._stepper.hooks.are_here and not another_thread_is_in_one():
                 with self._looking.at("what nobody trains"):
                     tell_forgotten(getattr(self, "_source", None), self._writer)
             self._courier.start(self.dir)
@@ -194,7 +194,7 @@ class Watch:
     def _flush(self) -> None:
         """Put what is recorded so far on disk; only the thread that trains can take the rows that are on the device."""
         if not self._closed:
-            if self._thread == threading.get_ident():
+            if self._stepper.hooks.are_here:
                 self._drain(open_too=False)
             self._writer.flush()
 
@@ -249,7 +249,7 @@ class Watch:
         def hold() -> bool:
             stepper = found()
             if stepper is None:
-                self._stepper = SimpleNamespace(steps=steps, detach=lambda **_: None)  # type: ignore[assignment]
+                self._stepper = SimpleNamespace(steps=steps, detach=lambda **_: None, hooks=taken_off())  # type: ignore[assignment]
                 return False
             self._stepper, self._source = stepper, stepper.keeps
             stepper.keeps = None
@@ -275,7 +275,6 @@ class Watch:
             self._live.check(block, block.is_suspect)
 
     def _between(self) -> None:
-        self._thread = threading.get_ident()
         self._courier.start(self.dir)
         layout = self._source.changed(self._stepper.layout)
         if layout is not None:
@@ -301,7 +300,7 @@ class Watch:
         self._recorder.restart(self._writer.run, kept, fields, layout.device)
 
     def _drain(self, open_too: bool = True, waits: bool = True) -> None:
-        elsewhere = self._thread != threading.get_ident()  # the training goes on meanwhile, and may add to its last row
+        elsewhere = not self._stepper.hooks.are_here  # the training goes on meanwhile, and may add to its last row
         self._recorder.drain(None if open_too else self._recorder.count - (self._stepper.is_open or elsewhere), waits)
         self._live.look(self._stepper.steps)
         if self._loss_graphs.found != self._writer.run.loss_graph:

@@ -6,13 +6,15 @@ import threading
 import time
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from training import mlp, watch
 
 import gradwatch
-from gradwatch.recording import backward_calls, hooks
+from gradwatch.recording import backward_calls, hooks, loss_targets
+from gradwatch.recording.layers import Source
 
 
 def fused(model, kind=torch.optim.AdamW):
@@ -137,3 +139,67 @@ def test_a_copy_of_a_watched_optimizer_is_watched_by_nobody(tmp_path):
         other.step()
         assert watching._stepper.steps == 2
         assert pickle.loads(pickle.dumps(next(iter(optimizer._optimizer_step_pre_hooks.values())))).__self__.is_removed
+
+
+class Held(torch.autograd.Function):
+    """The identity, whose backward tells that it runs, and waits to be told to go on."""
+
+    runs, go_on = threading.Event(), threading.Event()
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        Held.runs.set()
+        Held.go_on.wait(10)
+        return grad
+
+
+def test_gradients_that_another_thread_may_be_writing_to_are_not_read(tmp_path, monkeypatch):
+    """To read one then was seen to end the process."""
+    read = []
+    monkeypatch.setattr(loss_targets, "_mark", lambda grad: read.append("as it began"))
+    monkeypatch.setattr(Source, "forgotten", lambda source: read.append("at the end") or ())
+    model = mlp(torch.float32)
+    optimizer = fused(model)
+    train(model, optimizer, steps=1)
+    training = threading.Thread(target=lambda: Held.apply(model(torch.ones(2, 6)).square().mean()).backward())
+    training.start()
+    try:
+        assert Held.runs.wait(10)
+        watching = watch(model, optimizer, tmp_path)
+        assert backward_calls.heard.listeners == ()
+        watching.close()
+        assert read == []
+    finally:
+        Held.go_on.set()
+        training.join()
+    with watch(model, optimizer, tmp_path):
+        pass
+    assert {*read} == {"as it began", "at the end"}
+
+
+def test_a_training_that_another_thread_was_in_is_recorded_from_its_next_step_on(tmp_path):
+    model = mlp(torch.float32)
+    optimizer = fused(model)
+    Held.runs.clear()
+    Held.go_on.clear()
+
+    def trained():
+        for _ in range(4):
+            optimizer.zero_grad()
+            Held.apply(nn.functional.mse_loss(model(torch.ones(2, 6)), torch.ones(2, 3))).backward()
+            optimizer.step()
+
+    training = threading.Thread(target=trained)
+    training.start()
+    assert Held.runs.wait(10)
+    watching = watch(model, optimizer, tmp_path, every=1)
+    Held.go_on.set()
+    training.join()
+    watching.close()
+    recorded = gradwatch.open_history(watching.dir).by_step
+    assert recorded.step.tolist() == [0, 1, 2, 3]
+    assert np.isfinite(recorded.values["in_loss/targets"]).tolist() == [False, True, True, True]
