@@ -11,9 +11,15 @@ import re
 import shutil
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 import gradwatch
+from gradwatch.storage.shared_folder import PARTS
 
 FOLDER = Path(__file__).parent / "recorded"
+TABLES = "layers", "steps", "activations", "histograms", "heads"
+SMALL = {"compression": "zstd", "compression_level": 19, "write_statistics": False, "use_dictionary": False}
 RECORDING = False  # record.py sets it: then all is trained, and kept
 
 
@@ -42,13 +48,20 @@ def _path(name):
 
 
 def _keep(run, path):
-    """Copy what rules read of a run; who recorded it is nobody's business."""
-    manifest = json.loads((run / "run.json").read_text()) | {"pid": None, "host": None, "pid_started": None}
+    """Copy what rules read of a run, and of its parts; who recorded it is nobody's business."""
     shutil.rmtree(path, ignore_errors=True)
-    for table in ("layers", "steps", "activations"):
-        if (run / table).exists():
-            shutil.copytree(run / table, path / table)
-    (path / "run.json").write_text(json.dumps(manifest, indent=1) + "\n")
+    for manifest in run.rglob("run.json"):
+        part = path / manifest.parent.relative_to(run)
+        for table in TABLES:
+            blocks = [pq.read_table(block) for block in sorted((manifest.parent / table).glob("*.parquet"))]
+            if blocks:
+                (part / table).mkdir(parents=True)
+                whole = pa.concat_tables(blocks, promote_options="default")
+                pq.write_table(whole, part / table / "part-000000.parquet", **SMALL)
+        told = json.loads(manifest.read_text()) | {"pid": None, "host": None, "pid_started": None}
+        (part / "run.json").write_text(json.dumps(told, indent=1) + "\n")
+    for parts in run.glob(PARTS):
+        shutil.copy(parts, path)
 
 
 class Recorded:

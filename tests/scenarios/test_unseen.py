@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import unseen.every  # noqa: F401
+from recordings import recorded
 from unseen import HEALTHY, HELD_OUT, SICK, UNNAMED, fault, label, of_group
 
 from gradwatch.analysis.rules import diagnose
@@ -304,11 +305,10 @@ ALARMED_ONCE = (  # by rules that had not seen them
 )  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the watched optimizers do not step together")  # a late actor does not
 @pytest.mark.parametrize("name", ALARMED_ONCE)
 def test_a_healthy_training_that_was_alarmed_once_is_not_any_more(name, tmp_path):
-    found = diagnose(HEALTHY[name].train(tmp_path).history)
+    found = diagnose(recorded(f"unseen-{name}", HEALTHY[name].train, tmp_path))
     assert [finding.rule for finding in found if finding.severity != "note"] == []
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from nets import SEED
 
 import gradwatch
 from gradwatch.recording import torch_patches
@@ -74,6 +75,7 @@ def fit(folder, model, optimizer, loss_of, steps, before_step=None, zero_grad=Tr
 
 def blobs(classes=4, size=16, batch=32, seed=0, spread=1.0):
     """`batch_of(step)` of a classification that can be learned: noisy points around one centre per class."""
+    seed += SEED[0]
     centres = torch.randn(classes, size, generator=torch.Generator().manual_seed(seed)) * 2
 
     def batch_of(step):

@@ -33,7 +33,7 @@ from gradwatch.analysis.rules.step_length import first_ratio, lengthened, lowere
 from gradwatch.analysis.rules.tries import A_THIRD, LOWER, clip_with, new_rate, rate_times, warm_up
 from gradwatch.analysis.rules.vanishing_causes import remedies
 from gradwatch.formatting import percent
-from gradwatch.history import Bools, History
+from gradwatch.history import Bools, Floats, History
 
 
 @once
@@ -197,7 +197,10 @@ _TOO_LARGE = "The steps are larger than the loss surface allows"
 
 
 def _along(history: History, row: int, most: float = 0.75) -> tuple[str, tuple[str, ...], dict[str, float | str]]:
-    """How the gradient grows up to a row: the word, the layers that carry it, and the numbers."""
+    """How the gradient grows up to a row: the word, the layers that carry it, and the numbers.
+
+    Along time where the recurrent weights have `most` of its square in those steps that made most of the growth.
+    """
     before = slice(0, 1)  # no weight had moved yet
     steepest = min((profile(history, which, before) for which in _kinds(history)), key=lambda p: p.decades)
     if steepest.decades <= -2 and steepest.fit >= 0.9:
@@ -208,12 +211,20 @@ def _along(history: History, row: int, most: float = 0.75) -> tuple[str, tuple[s
         recurrent = np.array([bool(_RECURRENT.search(name)) for name in history.layers], bool)
         total = np.nansum(square, axis=1)
         share = np.nansum(square[:, recurrent], axis=1) / total
-    highs = total >= np.maximum.accumulate(total)  # the steps that set a new high, down to the explosion
-    seen = share[highs & np.isfinite(share)]
-    if recurrent.any() and len(seen) and np.median(seen) >= most:
-        names = tuple(name for name in pick(history, recurrent) if re.search("weight_hh|recurrent", name))
-        return "time", names or pick(history, recurrent), {"recurrent_share": float(np.median(seen))}
+    highs = (total >= np.maximum.accumulate(total)) & (total > 0) & np.isfinite(share)  # down to the explosion
+    if recurrent.any() and highs.any():
+        decades = np.diff(np.log10(total[highs]))  # by how much each is above the high before it
+        seen = _weighted_median(share[highs][1:], decades) if len(decades) else float(share[highs][0])
+        if seen >= most:
+            names = tuple(name for name in pick(history, recurrent) if re.search("weight_hh|recurrent", name))
+            return "time", names or pick(history, recurrent), {"recurrent_share": seen}
     return "steps", (), {}
+
+
+def _weighted_median(values: Floats, weights: Floats) -> float:
+    order = np.argsort(values)
+    below = np.cumsum(weights[order])
+    return float(values[order][np.searchsorted(below, below[-1] / 2)])
 
 
 def _kinds(history: History) -> list[Bools]:
