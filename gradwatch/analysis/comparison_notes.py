@@ -61,19 +61,33 @@ def of_table(table: pd.DataFrame, better_high: Mapping[str, bool | None], target
 
 def of_policies(settings: Sequence[Mapping[str, Contender]]) -> list[str]:
     """What makes policies alike by nature, of each setting's: that one never acted; or that none are comparable."""
-    still = [one.policy for found in settings for one in found.values() if all(map(_clip_rests, one.members))]
-    notes = []
-    if still:
-        notes.append(f"The clip of {' and '.join(dict.fromkeys(still))} never acted: it trained as without it.")
-    same = {one.policy for found in settings for one in found.values() if _is_none(one, found.get(NO_POLICY))}
-    for policy in sorted(same - {*still}):
-        notes.append(f"{policy} changed nothing: its runs are those without it, to the bit.")
+    rests: dict[str, list[bool]] = {}
+    alike: dict[str, list[bool]] = {}
+    for found in settings:
+        for one in found.values():
+            rests.setdefault(one.policy, []).append(all(map(_clip_rests, one.members)))
+            alike.setdefault(one.policy, []).append(_is_none(one, found.get(NO_POLICY)))
+    still: dict[str, list[str]] = {}
+    for policy, each in rests.items():
+        if any(each):
+            still.setdefault(_in_so_many(each), []).append(policy)
+    notes = [
+        f"The clip of {' and '.join(named)} never acted{where}: it trained as without it."
+        for where, named in still.items()
+    ]
+    for policy, each in sorted(alike.items()):
+        if any(same and not rest for same, rest in zip(each, rests[policy], strict=True)):
+            notes.append(f"{policy} changed nothing{_in_so_many(each)}: its runs are those without it, to the bit.")
     if len(settings) == sum(map(len, settings)) > 1:
         notes.append(
             "No two policies share a setting here, so none is judged against another: the runs differ in their model, "
             "optimizer or arguments as well."
         )
     return notes
+
+
+def _in_so_many(settings: Sequence[bool]) -> str:
+    return "" if all(settings) else f" in {sum(settings)} of {len(settings)} settings"
 
 
 def _clip_rests(history: History) -> bool:

@@ -12,6 +12,7 @@ import click
 
 from gradwatch.cli.options import Number, log_to_stdout
 from gradwatch.errors import RunError
+from gradwatch.sanitize import terminal
 
 if TYPE_CHECKING:
     from gradwatch.tracking.alerts import Alerts
@@ -59,15 +60,18 @@ def monitor(
     uri = existing_store(tracking_uri)
     watcher = Monitor(uri, experiments, every, _alerts(notify, notify_template, uri, ui_url))
     if once:
-        well = watcher.run_once() and not watcher.health.errors and not watcher.health.corrupt
-        raise SystemExit(0 if well else 1)
+        if not watcher.run_once():
+            raise SystemExit(1)
+        health, where = watcher.health, f" in {' and '.join(map(repr, experiments))}" if experiments else ""
+        click.echo(terminal(f"{health.seen} watched runs{where}, {health.updated} brought up to date"))
+        raise SystemExit(1 if health.errors or health.corrupt else 0)
     if address:
         serve(watcher.health, *address)
     watcher.follow()
 
 
 def _alerts(notify: str | None, template: str | None, uri: str, ui: str | None) -> Alerts | None:
-    if not notify:
+    if notify is None:
         return None
     from gradwatch.tracking.alerts import SECRET, Alerts, notifier
 
@@ -76,6 +80,6 @@ def _alerts(notify: str | None, template: str | None, uri: str, ui: str | None) 
 
 def _address(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65_535:
+    if not host or not (port.isascii() and port.isdigit()) or int(port) > 65_535:
         raise RunError(f"--listen {text} is no address; wanted HOST:PORT, such as 127.0.0.1:9464, or none")
     return host.strip("[]"), int(port)

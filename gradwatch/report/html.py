@@ -104,6 +104,11 @@ def render_page(title: str, template: str, page: Page, **body: Any) -> str:
     )  # fmt: skip
 
 
+def _mood(run: RunSummary) -> str:
+    """The colour of a verdict."""
+    return "good" if has_no_findings(run.verdict) else "bad" if "error" in counts_text(run.findings) else "warn"
+
+
 def _one(report: Report, page: Page) -> dict[str, Any]:
     (run,), (history,) = report.runs, report.histories
     findings = [_finding(finding, history, page) for finding in run.findings]
@@ -114,7 +119,7 @@ def _one(report: Report, page: Page) -> dict[str, Any]:
         "run": run,
         "findings": findings,
         "badge": run.verdict if has_no_findings(run.verdict) or run.verdict == TOO_SHORT else counts_text(run.findings),
-        "mood": "good" if has_no_findings(run.verdict) else "bad" if "error" in counts_text(run.findings) else "warn",
+        "mood": _mood(run),
         "suggestions": [
             {"head": suggestion_head(s), "code": clip_argument(s.policy) if s.policy else "", "reasons": s.reasons}
             for s in run.suggestions
@@ -196,6 +201,7 @@ def _many(report: Report, page: Page) -> dict[str, Any]:
         "runs": [
             {
                 "summary": run,
+                "mood": _mood(run),
                 "policy": policy,
                 "color": shades[policy],
                 "setting": " · ".join(f"{k} {v}" for k, v in setting.items()),

@@ -166,13 +166,16 @@ def read_whole(
     layers are not read at all.
 
     Rows are by step, then part: each part counts its own steps, and a row's `optimizer` names its part. What a part
-    logged is called after it (`loss/G`). Parts that cannot be read are named in `problems`.
+    logged is called after it (`loss/G`). Parts that cannot be read are named in `problems`. The folder of a part that
+    has no others beside it is a run's like any other.
 
     Raises:
         RunError: the folder is no run's, or not one of its manifests can be read.
     """
     if not is_shared(folder):
-        return read_run(folder, at_most=at_most, steps_only=steps_only)
+        own = read_run(folder, at_most=at_most, steps_only=steps_only)
+        is_all = own.run.part is not None and len(part_folders(home_of(folder))) == 1
+        return replace(own, run=replace(own.run, part=None)) if is_all else own
     problems: list[str] = []
     found: list[History] = []
     folders = part_folders(folder) if parts is None else parts

@@ -279,7 +279,16 @@ def _renderer(template: str | None) -> Callable[[Message], bytes]:
         raise RunError(f"cannot read {template}: {error.strerror}; wanted slack or a file") from None
     except (TemplateError, ValueError, TypeError) as error:
         raise RunError(f"{template} makes no JSON of a message: {error}") from None
-    return lambda alert: page.render(alert).encode()
+
+    def render(alert: Message) -> bytes:
+        try:
+            text = page.render(alert)
+            json.loads(text)
+        except (TemplateError, ValueError, TypeError) as error:
+            raise AlertError(f"the template makes no JSON of this message: {error}") from None
+        return text.encode()
+
+    return render
 
 
 def _mrkdwn(text: object) -> str:

@@ -73,10 +73,12 @@ def existing_store(tracking_uri: str | None = None) -> str:
     """The store to read: the one named, else MLflow's own setting, else `mlflow.db` here, else the demo's.
 
     Raises:
-        RunError: it is a SQLite file or a folder that does not exist. (Opening it would create it.)
+        RunError: it is a SQLite file or a folder that does not exist (opening it would create it), or no database.
     """
     uri = full_uri(tracking_uri)
     place = _local_store(uri)
+    if place is not None and place.is_file():
+        _check_database(place)
     if place is None or place.exists():
         return uri
     if tracking_uri is None and not os.environ.get("MLFLOW_TRACKING_URI") and DEMO_STORE.exists():
@@ -91,15 +93,29 @@ def connect(tracking_uri: str) -> MlflowClient:
     processes that do so at once can leave it unusable for good.
 
     Raises:
-        RunError: MLflow refuses the address, or the database's driver is not installed.
+        RunError: MLflow refuses the address, the database's driver is not installed, or the file is no database.
     """
     file = sqlite_file(tracking_uri)
     with clear_errors(public_uri(tracking_uri)), clear_addresses(public_uri(tracking_uri)):
         if file is None:
             return MlflowClient(tracking_uri)
         file.parent.mkdir(parents=True, exist_ok=True)
+        _check_database(file)
         with FileLock(f"{file}.lock", timeout=120):
             return MlflowClient(tracking_uri)
+
+
+def _check_database(file: Path) -> None:
+    """Refuse a file that is something else: MLflow would end in a traceback, and leave a lock beside it."""
+    try:
+        with file.open("rb") as opened:
+            begins = opened.read(16)
+    except FileNotFoundError:
+        return  # it is made
+    except OSError as error:
+        raise RunError(f"{file} cannot be read: {error.strerror}") from error
+    if begins not in (b"", b"SQLite format 3\0"):
+        raise RunError(f"{file} is no SQLite database: name the mlflow.db of a store, or a new file")
 
 
 # ----------------------------------------------------------------------------------------------------------- writing

@@ -91,8 +91,9 @@ def serve(health: Health, host: str, port: int) -> WSGIServer:
 
     try:
         server = make_server(host, port, app, server_class=_Server, handler_class=_Quiet)
-    except OSError as error:
-        raise RunError(f"cannot listen on {host}:{port} ({error.strerror}): choose another with --listen") from error
+    except (OSError, TypeError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise RunError(f"cannot listen on {host}:{port} ({why}): choose another with --listen") from error
     threading.Thread(target=server.serve_forever, name="gradwatch-health", daemon=True).start()
     return server
 

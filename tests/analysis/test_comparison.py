@@ -214,6 +214,14 @@ def test_a_clip_that_never_acted_is_named():
     assert not any("never acted" in note for note in settle([skipped, other]).notes)
 
 
+def test_what_acted_in_one_setting_is_said_to_rest_in_the_others_only():
+    still, acted = run(0.8, rate=0, lr=0.1), run(0.8, lr=2.0)
+    others = [run(0.8, clip="ClipByNorm(1.0)", lr=lr) for lr in (0.1, 2.0)]
+    notes = settle([still, acted, *others]).notes
+    said = "The clip of ClipByGlobalNorm(1.0) never acted in 1 of 2 settings: it trained as without it."
+    assert said in notes
+
+
 def test_a_constraint_that_never_acted_is_named_by_its_runs_which_are_those_without_it():
     """What a constraint scaled back is recorded of some steps only, so that the norms and losses have to tell."""
     runs = [make_history(60, clip=None, params={"seed": str(seed)}, seed=seed) for seed in (0, 1)]

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from gradwatch.analysis.rules.advantages import policy_loss_trains_critic, target_not_detached
 from gradwatch.analysis.rules.axes_mixed import axes_mixed
 from gradwatch.analysis.rules.broadcast import shapes_broadcast
+from gradwatch.analysis.rules.layer_facts import ends_in
 from gradwatch.analysis.rules.loss_graph import (
     is_of_log_probabilities,
     is_of_no_choice,
@@ -528,3 +529,14 @@ def test_a_policy_that_climbs_a_critic_of_the_same_optimizer(optimizers, said):
     assert len(policy_loss_trains_critic(run_of(fits, climbs, optimizers=made))) == said
     assert policy_loss_trains_critic(run_of(fits, optimizers=made)) == []
     assert policy_loss_trains_critic(run_of(climbs, optimizers=made)) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "function"), [("Dropout", F.dropout), ("ReLU", F.relu), ("Sigmoid", F.sigmoid), ("Tanh", F.tanh)]
+)
+def test_what_was_made_last_is_the_last_module_unless_the_graph_shows_it_before_the_last_weights(kind, function):
+    modules = {"fc": "Linear", "last": kind}
+    behind, before = F.cross_entropy(function(logits()), Y), F.cross_entropy(MANY(function(X)), Y, label_smoothing=0.3)
+    assert ends_in(run_of(behind, modules=modules), kind)
+    assert not ends_in(run_of(before, modules=modules), kind)
+    assert ends_in(run_of(modules=modules), kind)  # nothing is known of it

@@ -85,7 +85,7 @@ def any_activations(rng, steps):
 def test_a_rule_answers_on_any_history(rule):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for seed in range(300):
+        for seed in range(150):
             history = any_history(seed)
             with np.errstate(all="ignore"):
                 findings = rule(history)

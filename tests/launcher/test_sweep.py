@@ -505,6 +505,7 @@ def test_torchrun_as_the_prefix(desk):
         (["--clip", "ClipByNrm(1)", "train.py"], "ClipByNrm"),
         (["nothing.py"], "there is no script nothing.py"),
         ([], "no script"),
+        (["--metric-regex", "a=(", "train.py"], "is no regular expression"),
         (["--prefix", "srun 'x", "train.py"], "cannot be split into words"),
     ],
 )

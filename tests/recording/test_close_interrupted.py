@@ -111,8 +111,8 @@ def test_a_second_call_finishes_the_first(tmp_path, caplog):
         closing.check("KILLED" if late[-1] else "FAILED")
         return interrupted
 
-    assert at_every_place(tmp_path, close) > 50, "the places were not reached"
-    assert sum(late) < 10
+    assert at_every_place(tmp_path, close, stride=2) > 50, "the places were not reached"
+    assert sum(late) < 5
     assert not caplog.records
 
 

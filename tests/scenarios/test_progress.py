@@ -1,12 +1,15 @@
 """Trainings that get nowhere, and why; and those that succeed, whatever their norms do."""
 
+import diseases as d
 import numpy as np
 import pytest
 import step_diseases as live
 from make_run import changed, make_history
 from recordings import Recorded
-from trainings import one, serious
+from torch.nn import functional as F
+from trainings import blobs, fit, one, serious
 
+import gradwatch
 from gradwatch.analysis.rules import diagnose
 from gradwatch.analysis.rules.no_progress import no_progress
 from gradwatch.analysis.rules.noise import noise_dominated
@@ -134,3 +137,18 @@ def test_a_training_that_succeeds_gets_no_error_but_for_what_is_not_finite():
     assert one(diagnose(losses(*(2.3 + NOISE), grad_norm=norm)), "gradients-accumulate").severity == "error"
     broken = losses(*fine, grad_norm=np.where(np.arange(400) == 200, np.inf, 1.0))
     assert one(diagnose(broken), "nonfinite").severity == "error"
+
+
+def test_the_only_part_of_a_run_is_judged_as_the_run_is(tmp_path):
+    """A Watch that was given a name, and has no other beside it."""
+    model, batch = d.dense([16, 32, 4]), blobs()
+
+    def loss_of(step):
+        x, y = batch(step)
+        return -F.cross_entropy(model(x), y)
+
+    part = fit(tmp_path, model, d.sgd(model, 0.05), loss_of, 100, name="only")
+    (folder,) = tmp_path.iterdir()
+    (sign,) = [f for f in diagnose(part) if f.severity != "note"]
+    assert sign.rule == "negative-loss"
+    assert serious(diagnose(gradwatch.open_history(folder))) == ["negative-loss"]

@@ -34,9 +34,10 @@ def test_one_page_has_one_threshold(folder):
     history = open_history(folder)
     findings = diagnose(history)
     cures = [f for root in findings for f in (root, *root.consequences) if f.rule in FROM_HEALTHY_STEPS]
-    texts = [text for f in cures for text in re.findall(r"ClipByGlobalNorm\([^)]*\)", f.cure)]
-    texts += [text for s in suggest(history, findings) for text in re.findall(r"ClipByGlobalNorm\([^)]*\)", s.policy)]
-    assert len(set(texts)) <= 1, texts
+    said = [(f.optimizer, f.cure) for f in cures] + [(s.optimizer, s.policy) for s in suggest(history, findings)]
+    limits_of = [(of, text) for of, words in said for text in re.findall(r"ClipByGlobalNorm\([^)]*\)", words)]
+    texts = [text for _, text in limits_of]
+    assert len(set(limits_of)) == len({of for of, _ in limits_of}), limits_of
     assert not any(GUARD in f.cure for f in findings)
     norm = history.total("grad_norm")
     limits = [parse(text).max_norm for text in texts if np.isfinite(norm[:2]).all()]

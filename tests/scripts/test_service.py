@@ -74,13 +74,10 @@ def settings(folder):
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("service", [["--sqlite"], []], indirect=True, ids=["sqlite", "postgres"])
-def test_a_training_that_only_records_finds_its_report_on_the_server(service, tmp_path, monkeypatch, request):
+@pytest.mark.parametrize("service", [[]], indirect=True)
+def test_a_training_that_only_records_finds_its_report_on_the_server(service, tmp_path, monkeypatch):
     folder, ports, process, said = service
-    if "postgres" in request.node.name and shutil.which("pg_ctl"):
-        assert "PostgreSQL, " in said()
-    else:
-        assert "Database:  SQLite" in said()
+    assert ("PostgreSQL, " if shutil.which("pg_ctl") else "Database:  SQLite") in said()
     for name, value in settings(folder).items():
         monkeypatch.setenv(name, value)
     password = settings(folder)["MLFLOW_TRACKING_PASSWORD"]
@@ -111,7 +108,7 @@ def test_a_training_that_only_records_finds_its_report_on_the_server(service, tm
     for path in [*folder.glob("*.log"), tmp_path / "output", *(tmp_path / "gradwatch-runs").rglob("*.*")]:
         if path.is_file():
             assert password.encode() not in path.read_bytes(), path
-    number = signal.SIGKILL if "postgres" in request.node.name else signal.SIGTERM
+    number = signal.SIGTERM
     process.send_signal(number)
     assert process.wait(60) == (0 if number == signal.SIGTERM else -number)
     all_ended(folder)

@@ -257,6 +257,14 @@ def test_a_template_that_makes_no_json_or_reaches_out_is_refused(tmp_path, text)
         notifier("http://127.0.0.1:9/", str(tmp_path / "bad.j2"))
 
 
+@pytest.mark.parametrize("text", ['{"steps": {{ evidence.steps|tojson }}}', '{"steps": {{ evidence.steps or "" }}}'])
+def test_a_template_that_does_not_fit_a_message_is_an_alert_that_failed(tmp_path, text):
+    (tmp_path / "mine.j2").write_text(text)
+    tell = notifier("http://127.0.0.1:9/", str(tmp_path / "mine.j2"))
+    with pytest.raises(AlertError, match="makes no JSON of this message"):
+        tell({**SAID, "evidence": {"steps": ""} if " or " in text else {}})
+
+
 def test_what_is_no_target_or_template_is_refused(tmp_path):
     for target in ("", "a 'b"):
         with pytest.raises(RunError, match="wanted a command or a URL"):

@@ -125,6 +125,7 @@ def test_what_is_left_out_is_said(tmp_path):
     [
         ("a.json", "{}", "is no trainer_state.json"),
         ("a.json", '{"log_history": [{"loss": 1}]}', "is no trainer_state.json"),
+        ("a.json", '{"log_history": [{"step": Infinity, "loss": 1}]}', "is no trainer_state.json"),
         ("a.json", '{"log_history": []}', "holds no scalar"),
         ("a.json", "[" * 100_000, "is no trainer_state.json"),
         ("a.json", '{"log_history": [{"step": -1, "loss": 1}]}', "step -1 of loss is none"),

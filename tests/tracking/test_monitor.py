@@ -305,7 +305,15 @@ def test_once_ends_with_1_when_a_run_could_not_be_brought_up_to_date(store, reco
     assert CliRunner().invoke(main, ["monitor", "--tracking-uri", "sqlite:///none.db", "--once"]).exit_code == 2
 
 
-@pytest.mark.parametrize("listen", ["9464", ":9464", "127.0.0.1:x", "127.0.0.1:99999"])
+def test_a_file_that_is_no_database_is_one_line_and_stays_alone(tmp_path):
+    (tmp_path / "train.py").write_text("print(1)  # a training")
+    result = CliRunner().invoke(main, ["monitor", "--tracking-uri", f"sqlite:///{tmp_path}/train.py", "--once"])
+    assert result.exit_code == 2
+    assert "is no SQLite database" in result.output
+    assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
+
+
+@pytest.mark.parametrize("listen", ["9464", ":9464", "127.0.0.1:x", "127.0.0.1:²", "127.0.0.1:99999"])
 def test_an_address_that_is_none_is_an_error(store, listen):
     result = CliRunner().invoke(main, ["monitor", "--tracking-uri", store, "--listen", listen])
     assert result.exit_code == 2

@@ -7,9 +7,9 @@ import time
 from pathlib import Path
 
 import pytest
-from faulty_proxy import FaultyProxy, answer, drop, hang, late, ok, reset, swallow
+from faulty_proxy import answer, drop, hang, late, ok, reset, swallow
 from make_run import make_run
-from mlflow_server import all_there, mlflow_server, postgres, postgres_program, wanted
+from mlflow_server import all_there, wanted
 
 from gradwatch.storage.delivery_cursor import read_cursor
 from gradwatch.storage.folder import write_json
@@ -210,20 +210,6 @@ def test_a_database_that_others_lock(server, proxy, tmp_path, direct):
     thread.join()
     assert outcome.done
     all_there(server[1], folder)
-
-
-@pytest.mark.slow
-def test_postgresql_through_twenty_faults(tmp_path):
-    pytest.importorskip("psycopg2")
-    if postgres_program("initdb") is None:
-        pytest.skip("PostgreSQL's server is not installed (Debian: apt-get install postgresql)")
-    with postgres() as store, mlflow_server(store, tmp_path) as url, FaultyProxy(url) as proxy:
-        folder = run_for(proxy, tmp_path, steps=900)
-        proxy.plan(twenty(4, *SLOW), where="log-batch")
-        (outcome,) = follow(folder, poll=0.01)
-        assert outcome.done
-        assert proxy.left == 0, "not all faults were met"
-        all_there(store, folder)
 
 
 def test_the_chaos_script_tells_what_arrived_whole(monkeypatch):

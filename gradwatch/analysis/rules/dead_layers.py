@@ -44,13 +44,14 @@ def dead_layer(
     while the weight beside it has gradients: they reach the units and cancel (the last bias of a Wasserstein
     critic). Steps whose loss is below `done` times the first do not count: nothing is left to learn there; nor does
     a network whose loss came to rest at its lowest as they became zero (`all_learnt`), or whose gradients faded
-    (`faded`). Where every gradient was zero in every step it is an error of all layers, which something may have
-    zeroed before the step, too (`_all_zero`), or `no-gradient`, where the graph shows what has no slope
-    (`_without_slope`); where it is known that something did (`wiped`), `no-gradient` says so, and so it is called
-    where a whole part of the model never got one, or the weights of a recurrence that are given its state
-    (`weight_hh_l0`), which is 0 in every call then.
-    Where weights that were 0 at first pass none on it is `bad-initialisation`. A warning, too, where the loss came to
-    exactly 0 within the first steps (`_nothing_left_at_once`).
+    (`faded`). A norm is 0 as well where its square is below what float32 holds: next to layers whose norm is below
+    the `smallest` of which it holds one, nothing is said of zeros (`_underflows`). Where every gradient was zero in
+    every step it is an error of all layers, which something may have zeroed before the step, too (`_all_zero`), or
+    `no-gradient`, where the graph shows what has no slope (`_without_slope`); where it is known that something did
+    (`wiped`), `no-gradient` says so, and so it is called where a whole part of the model never got one, or the
+    weights of a recurrence that are given its state (`weight_hh_l0`), which is 0 in every call then. Where weights
+    that were 0 at first pass none on it is `bad-initialisation`. A warning, too, where the loss came to exactly 0
+    within the first steps (`_nothing_left_at_once`).
     Source: dead ReLU units give exact zeros (methods: S4); SageMaker Debugger's DyingReLU.
     """
     if wiped(history):
@@ -70,7 +71,7 @@ def dead_layer(
     zero_share = np.where(_cancels(history, norm[late]), 0, zero_share)
     dead = zero_share > often
     dying_network = dead.sum() > most * len(dead)
-    if dying_network and (all_learnt(history) or faded(history)):
+    if (dying_network and (all_learnt(history) or faded(history))) or _underflows(norm[late]):
         return []
     if not dying_network:
         dead = (zero_share == 1) & ((norm[late] == 0) | ~there[late]).all(axis=0)
@@ -102,6 +103,15 @@ def dead_layer(
             alternatives=why.alternatives,
         )
     ]
+
+
+def _underflows(norm: Floats, smallest: float = 1.1e-19) -> bool:
+    """Whether some layers have norms `[R, L]` so small, step for step, that those of others may be no zeros.
+
+    Gradients that vanish do so along the depth: those of the next layers are all but too small for it already.
+    """
+    least = np.where(norm > 0, norm, np.inf).min(axis=1, initial=np.inf)
+    return middle(least[(norm == 0).any(axis=1)]) < 100 * smallest
 
 
 def _under_a_derivative(history: History, min_steps: int) -> list[Finding]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from gradwatch.analysis.rules.facts import middle
-from gradwatch.analysis.rules.loss_graph import number_of_classes
+from gradwatch.analysis.rules.loss_graph import neighbours, number_of_classes, paths
 from gradwatch.analysis.rules.once import once
 from gradwatch.history import Bools, Floats, History, Layer
 
@@ -97,14 +97,28 @@ def chance_loss(history: History) -> float:
 
 
 def ends_in(history: History, *kinds: str) -> bool:
-    """Whether the last of the model's modules is of one of these classes.
+    """Whether the last of the model's modules is of one of these classes, and behind its last weights.
 
     Modules stand as they were made: a normalisation made just before it says that both are inside of a block, as the
-    dropouts of torch's TransformerEncoderLayer are.
+    dropouts of torch's TransformerEncoderLayer are. Where the graph of the loss is known it tells what is behind them.
     """
     own = list(history.run.modules.values())
+    if not own or own[-1] not in kinds:
+        return False
     before = next((kind for kind in reversed(own) if kind != own[-1]), "")
-    return bool(own) and own[-1] in kinds and "Norm" not in before
+    behind = {above for path, _ in paths(history) for above, _ in [*neighbours(path)][-1:]}
+    return "Norm" not in before and (not behind or bool(behind & _OPERATIONS.get(own[-1], behind)))
+
+
+# What the modules of `ends_in` are in a graph; a dropout is a product with 0 and 1 / (1 - p) on a CPU.
+_OPERATIONS = {
+    "ReLU": {"Relu"},
+    "Sigmoid": {"Sigmoid"},
+    "Tanh": {"Tanh"},
+    "Softmax": {"Softmax", "SafeSoftmax"},
+    "Softmax2d": {"Softmax", "SafeSoftmax"},
+    "Dropout": {"Mul", "NativeDropout"},
+}
 
 
 def root_mean_square(history: History, norm: Floats) -> Floats:

@@ -55,9 +55,9 @@ def vanishing(
         found = _cut_off(history, which, 10.0**-decades, min_steps) or _faded(history, decades, fit)
         return found or lost_in_time(history) or fades(history) or _late(history, which, decades)
     ends = [name in whole.layers[:1] + whole.layers[-1:] for name in history.layers]
-    logs = log10(history.layer("grad_norm")[:, ends])
-    gap = logs[:, 1] - logs[:, 0]
-    rows = np.flatnonzero(gap >= decades / 2)
+    outer = history.layer("grad_norm")[:, ends]
+    logs = log10(outer)
+    rows = np.flatnonzero((logs[:, 1] - logs[:, 0] >= decades / 2) | (outer[:, 0] == 0))  # 0: its square underflowed
     if history.stands_for[rows].sum() < max(min_steps, len(history) / 2):
         return []
     updates, why = profile(history, which, quantity="update_ratio"), why_vanishing(history)

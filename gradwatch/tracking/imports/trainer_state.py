@@ -29,7 +29,7 @@ def read_trainer_state(path: Path) -> Log:
         log = Log("Hugging Face's trainer_state.json", total_steps=_count(data.get("max_steps")))
         for entry in entries:
             _add(log, entry)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ArithmeticError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise RunError(f"{path} is no trainer_state.json: wanted a log_history of entries with a step") from error
     log.params.update({key: str(data[key]) for key in PARAMS if isinstance(data.get(key), int | float)})
     return log
