@@ -121,7 +121,15 @@ def without_direction(histories: Sequence[History], most: int = 5) -> list[str]:
 def odd_ones(histories: Sequence[History], metrics: Sequence[str], most: int = 5) -> list[str]:
     """What else sets runs apart that are compared: how they ended, and how long they are."""
     above = [m for m in metrics if any(final_values.final(h, m) > final_values.untrained(h, m) for h in histories)]
-    notes = [f"Of {', '.join(above)} a run counts at most with what it was before training."] if above else []
+    notes = (
+        [f"Of {', '.join(above)} a run counts at most with what it was before training, where that is known."]
+        if above
+        else []
+    )
+    scripts = sorted({str(h.run.command.get("target")) for h in histories if h.run.command})
+    if len(scripts) > 1:
+        named = f"{', '.join(scripts[:most])}{f' and {len(scripts) - most} more' if len(scripts) > most else ''}"
+        notes.append(f"Several scripts made these runs, and may differ by more than the policy: {named}.")
     unheard = [h.run.name for h in histories if metrics and metrics[0] not in h.logged]
     if unheard:
         more = f" and {len(unheard) - most} more" if len(unheard) > most else ""

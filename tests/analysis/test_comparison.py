@@ -214,6 +214,20 @@ def test_a_clip_that_never_acted_is_named():
     assert not any("never acted" in note for note in settle([skipped, other]).notes)
 
 
+def test_runs_of_several_scripts_are_said_to_be():
+    told = [
+        settle(
+            [
+                replace(h, run=replace(h.run, command={"target": name}))
+                for h, name in zip((run(0.8), run(0.9, seed=1)), names, strict=True)
+            ]
+        )
+        for names in (("a.py", "b.py"), ("a.py", "a.py"))
+    ]
+    said = "Several scripts made these runs, and may differ by more than the policy: a.py, b.py."
+    assert [said in comparison.notes for comparison in told] == [True, False]
+
+
 def test_what_acted_in_one_setting_is_said_to_rest_in_the_others_only():
     still, acted = run(0.8, rate=0, lr=0.1), run(0.8, lr=2.0)
     others = [run(0.8, clip="ClipByNorm(1.0)", lr=lr) for lr in (0.1, 2.0)]

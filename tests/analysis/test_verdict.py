@@ -219,7 +219,7 @@ def test_a_loss_that_ends_a_tenth_above_its_beginning_has_diverged(end, count):
     settled = settle([trained(4.0, end, seed) for seed in range(2)], "loss")
     (both,) = settled.table.to_dict("records")
     assert (both["loss"], both["diverged"]) == (4.0, 2 * count)
-    assert "Of loss a run counts at most with what it was before training." in settled.notes
+    assert "Of loss a run counts at most with what it was before training, where that is known." in settled.notes
     assert not any("at most" in note for note in settle([trained(4.0, 3.0)], "loss").notes)
 
 

@@ -50,16 +50,20 @@ def healthy(history: History, findings: Iterable[Finding]) -> Bools:
 def _rise_before(history: History, step: int, share: float = 0.1) -> int:
     """The step from which on no training loss came near its lowest again, before a step or that step itself.
 
-    Of its running median; near is within `share` of what it had won, or twice its noise (in its quietest quarter).
+    Of its running median; near is within `share` of what it had won, or twice its noise (in its quietest quarter). Of
+    so few steps that this tells nothing, near is below twice its first value.
     """
     begins = [step]
     for values in scaled_losses(history).values():
         rows = np.flatnonzero(np.isfinite(values) & (history.step < step))
-        if len(rows) < ENOUGH:  # a threshold is taken from so many at least
+        if not len(rows):
             continue
-        level = smooth(values[rows])
-        noise = min(1.4826 * np.median(np.abs(part)) for part in np.array_split(values[rows] - level, 4))
-        near = level <= level.min() + max(share * (level[0] - level.min()), 2 * noise)
+        if len(rows) < ENOUGH:
+            near = values[rows] <= values[rows[0]] + abs(values[rows[0]])
+        else:
+            level = smooth(values[rows])
+            noise = min(1.4826 * np.median(np.abs(part)) for part in np.array_split(values[rows] - level, 4))
+            near = level <= level.min() + max(share * (level[0] - level.min()), 2 * noise)
         begins.append(int(history.step[rows[np.flatnonzero(near)[-1]]]) + 1)
     return min(begins)
 
