@@ -128,8 +128,11 @@ def odd_ones(histories: Sequence[History], metrics: Sequence[str], most: int = 5
     )
     scripts = sorted({str(h.run.command.get("target")) for h in histories if h.run.command})
     if len(scripts) > 1:
-        named = f"{', '.join(scripts[:most])}{f' and {len(scripts) - most} more' if len(scripts) > most else ''}"
-        notes.append(f"Several scripts made these runs, and may differ by more than the policy: {named}.")
+        more = f" and {len(scripts) - most} more" if len(scripts) > most else ""
+        notes.append(
+            "Several scripts made these runs, and may differ by more than the policy: "
+            f"{', '.join(scripts[:most])}{more}."
+        )
     unheard = [h.run.name for h in histories if metrics and metrics[0] not in h.logged]
     if unheard:
         more = f" and {len(unheard) - most} more" if len(unheard) > most else ""
