@@ -59,8 +59,12 @@ def _opened(ref: str | Path, at_most: int | None = None, empty: bool = False, st
     found = [] if len(history) else diagnose(history)
     if not len(history) and not (empty and found):
         why = f" ({'; '.join(history.problems[:2])})" if history.problems else ""
-        raise RunError(f"{ref} holds no recorded step yet: {_why_empty(history.run, found)}{why}")
+        raise _NoStepError(f"{ref} holds no recorded step yet: {_why_empty(history.run, found)}{why}")
     return history
+
+
+class _NoStepError(RunError):
+    """The run is there, and nothing of it yet."""
 
 
 def open_parts(ref: str, directory: Path = RUNS) -> tuple[str, History, list[History]]:
@@ -126,7 +130,7 @@ def open_steps(refs: Sequence[str]) -> list[History]:
     """What a comparison needs of several runs: of their steps what it reads, without what each layer did in them.
 
     A ref is one of `open_histories`, or a folder that holds run folders: all of them that recorded a step, of a sweep's
-    trainings the last attempt of each.
+    trainings the last attempt of each. So of an experiment.
 
     Raises:
         RunError: a ref names no run, or a run without a recorded step.
@@ -136,9 +140,9 @@ def open_steps(refs: Sequence[str]) -> list[History]:
     below, named = _sorted(refs)
     found: list[History] = []
     common = Common()
-    for folder in below:
-        with contextlib.suppress(RunError):
-            found.append(common.shared(compared(_opened(folder, steps_only=True))))
+    for run in below:
+        with _left_out(run):
+            found.append(common.shared(compared(_opened(run, steps_only=True))))
     return found + [common.shared(compared(_opened(run, steps_only=True))) for run in named]
 
 
@@ -179,18 +183,25 @@ def _condensed(ref: str | Path) -> Condensed:
     return condense(_opened(ref, MAX_VALUES))
 
 
-def _condensed_if_any(folder: Path) -> Condensed | None:
-    """One of a folder of runs; None where it recorded nothing."""
-    with contextlib.suppress(RunError):
-        return _condensed(folder)
+def _condensed_if_any(run: str | Path) -> Condensed | None:
+    """One of many runs; None where it recorded nothing."""
+    with _left_out(run):
+        return _condensed(run)
     return None
 
 
-def _sorted(refs: Sequence[str]) -> tuple[list[Path], list[str | Path]]:
-    """The runs in the folders among `refs`, and those that are named one by one."""
-    below = {ref: _below(Path(ref)) for ref in refs}
-    named = [run for ref in refs if not below[ref] for run in _runs(ref, RUNS)]
-    return [folder for ref in refs for folder in below[ref]], named
+def _left_out(run: str | Path) -> contextlib.suppress:
+    """Around the reading of one of many runs. Of MLflow's none is left out that could not be fetched just now."""
+    return contextlib.suppress(RunError if isinstance(run, Path) else _NoStepError)
+
+
+def _sorted(refs: Sequence[str]) -> tuple[list[str | Path], list[str | Path]]:
+    """The runs in the folders and experiments among `refs`, and those that are named one by one."""
+    many: dict[str, Sequence[str | Path]] = {
+        ref: _runs(ref, RUNS) if ref.startswith(_EXPERIMENT) else _below(Path(ref)) for ref in refs
+    }
+    named = [run for ref in refs if not many[ref] for run in _runs(ref, RUNS)]
+    return [run for ref in refs for run in many[ref]], named
 
 
 def _runs(ref: str, directory: Path) -> Sequence[str | Path]:

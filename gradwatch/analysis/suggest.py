@@ -61,7 +61,9 @@ def suggest(history: History, findings: Sequence[Finding]) -> tuple[Suggestion, 
 def _counts(finding: Finding) -> bool:
     """A note counts only where it speaks of the threshold, or of the norms that one would be taken from."""
     return (
-        finding.severity != "note" or finding.rule in {"clip-inert", "clip-over-muon", "clip-after-step"} | WRONG_NORMS
+        finding.severity != "note"
+        or finding.rule in {"clip-inert", "clip-is-your-learning-rate", "clip-over-muon", "clip-after-step"}
+        or finding.rule in WRONG_NORMS
     )
 
 

@@ -8,11 +8,13 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -20,6 +22,7 @@ from make_run import make_run
 from mlflow_server import until
 
 import gradwatch
+from gradwatch import open_run
 from gradwatch.cli import COMMANDS, main
 
 
@@ -172,6 +175,20 @@ def test_a_number_is_finite(words, value):
     assert result.exit_code == 2
     assert value in result.stderr
     assert "is not" in result.stderr or "not in the range" in result.stderr
+
+
+@pytest.mark.parametrize("command", ["compare", "report"])
+def test_an_empty_run_of_an_experiment_is_left_out_and_one_that_cannot_be_read_is_not(
+    command, runs, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    names = [*runs, str(make_run(tmp_path, steps=0, clip=None, close="FAILED"))]
+    store = SimpleNamespace(watched_runs=lambda name: names)
+    monkeypatch.setattr(open_run, "_remote", lambda: store)
+    result = call(command, "experiment:mnist")
+    assert result.exit_code == 0, result.output
+    shutil.rmtree(runs[0])
+    refused(call(command, "experiment:mnist"), "is no run")
 
 
 def test_an_unknown_metric_is_one_line(runs):

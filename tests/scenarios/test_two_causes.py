@@ -93,3 +93,14 @@ def test_what_sums_up_a_run_follows_from_what_began_later_in_it():
     (root,) = group([noise, spike])
     assert (root.rule, [f.rule for f in root.consequences]) == ("spike", ["noise-dominated"])
     assert len(group([noise, Finding("spike", "warning", (), 12, 40)])) == 2  # it was over
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_note_of_a_clip_that_is_the_learning_rate_and_the_suggestion_advise_the_same(seed):
+    history = open_history(FOLDER / f"seed{seed}-clip-is-your-learning-rate")
+    findings = diagnose(history)
+    (note,) = findings
+    (suggestion,) = suggest(history, findings)
+    assert note.rule == "clip-is-your-learning-rate"
+    assert suggestion.policy
+    assert suggestion.policy in note.cure
