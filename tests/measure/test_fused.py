@@ -209,7 +209,7 @@ def test_nothing_set_for_a_step_that_was_interrupted_outlives_it(ending, under_s
         with pytest.raises(ZeroDivisionError):
             handle.close()
     else:
-        handle._stepper._hooks.remove()  # a Watch that ended in no way of its own
+        handle._stepper.hooks.remove()  # a Watch that ended in no way of its own
         torch_patches.leave(handle._stepper.listener)
     if ending == "next watch":
         with watch(model, optimizer, tmp_path / "next") as later:

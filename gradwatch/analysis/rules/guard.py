@@ -138,17 +138,31 @@ def with_guard(history: History, roots: Sequence[Finding]) -> list[Finding]:
             whence = f"The threshold is the 99th percentile of the norms of {len(norms):,} healthy steps."
         return replace(finding, cure=f"{finding.cure.replace(GUARD, text)} {whence}")
 
-    return [with_one_rate(replace(filled(root), consequences=tuple(map(filled, root.consequences)))) for root in roots]
+    return [
+        with_one_advice(replace(filled(root), consequences=tuple(map(filled, root.consequences)))) for root in roots
+    ]
 
 
 RAISED, LOWERED = re.compile(r"\b[Rr]aise the learning rate"), re.compile(r"\b[Ll]ower (the )?learning rate")
 RATE = re.compile(r"(?:lr=|learning rate to about )([\d.e+-]*\d)")
 
 
-def with_one_rate(root: Finding) -> Finding:
-    """The finding, below which no cure asks for another learning rate than one before it; `tries` stay."""
+_LIMIT = re.compile(r"(?<!', )ClipByGlobalNorm\(([\d.e+-]+)")  # not one of some layers only
+
+
+def with_one_advice(root: Finding) -> Finding:
+    """The finding, below which no cure asks for another learning rate than one before it, whose `tries` stay; nor for
+    another threshold than the finding itself.
+    """
     said, below = [root], []
+    own = {limit for text in (root.cure, *root.tries) for limit in _LIMIT.findall(text)}
     for finding in root.consequences:
+        if own and not {*_LIMIT.findall(finding.cure)} <= own:
+            left = tuple(each for each in finding.tries if {*_LIMIT.findall(each)} <= own)
+            below.append(
+                replace(finding, cure=f"Cure {root.rule} first: its clip bounds these steps, too.", tries=left)
+            )
+            continue
         other = next((one for one in said if other_rate(one.cure, finding.cure)), None)
         if other is None:
             said.append(finding)
