@@ -199,7 +199,8 @@ _TOO_LARGE = "The steps are larger than the loss surface allows"
 def _along(history: History, row: int, most: float = 0.75) -> tuple[str, tuple[str, ...], dict[str, float | str]]:
     """How the gradient grows up to a row: the word, the layers that carry it, and the numbers.
 
-    Along time where the recurrent weights have `most` of its square in those steps that made most of the growth.
+    Along time where the recurrent weights have `most` of its square in most of the steps that set a new high, or in the
+    first step and those that made most of the growth.
     """
     before = slice(0, 1)  # no weight had moved yet
     steepest = min((profile(history, which, before) for which in _kinds(history)), key=lambda p: p.decades)
@@ -213,8 +214,9 @@ def _along(history: History, row: int, most: float = 0.75) -> tuple[str, tuple[s
         share = np.nansum(square[:, recurrent], axis=1) / total
     highs = (total >= np.maximum.accumulate(total)) & (total > 0) & np.isfinite(share)  # down to the explosion
     if recurrent.any() and highs.any():
-        decades = np.diff(np.log10(total[highs]))  # by how much each is above the high before it
-        seen = _weighted_median(share[highs][1:], decades) if len(decades) else float(share[highs][0])
+        seen, at_first = float(np.median(share[highs])), float(share[highs][0])  # when no weight had moved yet
+        if at_first >= most > seen:  # each high by how far it is above the one before it
+            seen = _weighted_median(share[highs][1:], np.diff(np.log10(total[highs])))
         if seen >= most:
             names = tuple(name for name in pick(history, recurrent) if re.search("weight_hh|recurrent", name))
             return "time", names or pick(history, recurrent), {"recurrent_share": seen}
