@@ -105,47 +105,44 @@ def _is_none(contender: Contender, none: Contender | None) -> bool:
     )
 
 
-def without_direction(histories: Sequence[History], most: int = 5) -> list[str]:
+def _listed(names: Sequence[str], most: int = 5) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{more}"
+
+
+def without_direction(histories: Sequence[History]) -> list[str]:
     """What was logged and is not compared."""
     names = dict.fromkeys(name for history in histories for name in history.logged)
     left = [name for name in names if higher_is_better(name, histories) is None]
     if not left:
         return []
-    more = f" and {len(left) - most} more" if len(left) > most else ""
     return [
-        f"Not compared, as it is not known which way is better: {', '.join(left[:most])}{more}. "
+        f"Not compared, as it is not known which way is better: {_listed(left)}. "
         "watch(higher_is_better=) says it, or --metric with --higher-is-better or --lower-is-better."
     ]
 
 
-def odd_ones(histories: Sequence[History], metrics: Sequence[str], most: int = 5) -> list[str]:
+def odd_ones(histories: Sequence[History], metrics: Sequence[str]) -> list[str]:
     """What else sets runs apart that are compared: how they ended, and how long they are."""
     above = [m for m in metrics if any(final_values.final(h, m) > final_values.untrained(h, m) for h in histories)]
-    notes = (
-        [f"Of {', '.join(above)} a run counts at most with what it was before training, where that is known."]
-        if above
-        else []
-    )
+    notes = []
+    if above:
+        notes.append(
+            f"Of {', '.join(above)} a run counts at most with what it was before training, where that is known."
+        )
     scripts = sorted({str(h.run.command.get("target")) for h in histories if h.run.command})
     if len(scripts) > 1:
-        more = f" and {len(scripts) - most} more" if len(scripts) > most else ""
-        notes.append(
-            "Several scripts made these runs, and may differ by more than the policy: "
-            f"{', '.join(scripts[:most])}{more}."
-        )
+        notes.append(f"Several scripts made these runs, and may differ by more than the policy: {_listed(scripts)}.")
     unheard = [h.run.name for h in histories if metrics and metrics[0] not in h.logged]
     if unheard:
-        more = f" and {len(unheard) - most} more" if len(unheard) > most else ""
-        notes.append(f"These runs never logged {metrics[0]}: {', '.join(unheard[:most])}{more}.")
+        notes.append(f"These runs never logged {metrics[0]}: {_listed(unheard)}.")
     cut = [h for h in histories if h.run.status in ("FAILED", "KILLED") and not final_values.diverged(h)]
     if cut:
-        named = [f"{h.run.name} ({h.run.status.lower()} after {len(h):,} steps)" for h in cut[:most]]
-        more = f" and {len(cut) - most} more" if len(cut) > most else ""
-        notes.append(f"These runs did not end well and count as they are: {', '.join(named)}{more}.")
+        named = [f"{h.run.name} ({h.run.status.lower()} after {len(h):,} steps)" for h in cut]
+        notes.append(f"These runs did not end well and count as they are: {_listed(named)}.")
     short = [h.run.name for h in histories if steps_taken(h) < LEAST_STEPS]
     if short:
-        more = f" and {len(short) - most} more" if len(short) > most else ""
-        notes.append(f"Fewer than {LEAST_STEPS} steps are too short to judge: {', '.join(short[:most])}{more}.")
+        notes.append(f"Fewer than {LEAST_STEPS} steps are too short to judge: {_listed(short)}.")
     lengths = {len(h) for h in histories}
     if len(lengths) > 1:
         notes.append(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import sys
 import threading
-from types import FrameType
+from traceback import walk_stack
 from typing import Any, Protocol
 
 import torch
@@ -75,13 +75,8 @@ class _Heard(Wrapped[Listener]):
 def another_thread_is_in_one() -> bool:
     """Whether a thread beside this one is in a backward: it may be writing to any gradient."""
     here = threading.get_ident()
-    return any(_is_in_engine(frame) for thread, frame in sys._current_frames().items() if thread != here)
-
-
-def _is_in_engine(frame: FrameType | None) -> bool:
-    while frame is not None and frame.f_code is not _ENGINE:
-        frame = frame.f_back
-    return frame is not None
+    others = (frame for thread, frame in sys._current_frames().items() if thread != here)
+    return any(caller.f_code is _ENGINE for frame in others for caller, _ in walk_stack(frame))
 
 
 _ENGINE = graph._engine_run_backward.__code__

@@ -173,8 +173,8 @@ def read_whole(
         RunError: the folder is no run's, or not one of its manifests can be read.
     """
     if not is_shared(folder):
-        own = read_run(folder, at_most=at_most, steps_only=steps_only)
-        is_all = own.run.part is not None and len(part_folders(home_of(folder))) == 1
+        own, home = read_run(folder, at_most=at_most, steps_only=steps_only), home_of(folder)
+        is_all = home != folder and len(part_folders(home)) == 1
         return replace(own, run=replace(own.run, part=None)) if is_all else own
     problems: list[str] = []
     found: list[History] = []

@@ -1,5 +1,7 @@
 """Trainings that get nowhere, and why; and those that succeed, whatever their norms do."""
 
+import shutil
+
 import diseases as d
 import numpy as np
 import pytest
@@ -152,3 +154,6 @@ def test_the_only_part_of_a_run_is_judged_as_the_run_is(tmp_path):
     (sign,) = [f for f in diagnose(part) if f.severity != "note"]
     assert sign.rule == "negative-loss"
     assert serious(diagnose(gradwatch.open_history(folder))) == ["negative-loss"]
+    assert part.run.part is None
+    alone = shutil.copytree(folder / "only", tmp_path / "alone")  # of what run, and beside what, is not known there
+    assert gradwatch.open_history(alone).run.part == "only"

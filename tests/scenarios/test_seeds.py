@@ -26,12 +26,9 @@ def seeded(train, seed, folder):
 def test_three_seeds_of_one_disease_get_one_diagnosis(rule, tmp_path):
     """The first is recorded, or what the tests of the disease itself train, and call by this name."""
     (_, train), _ = TWINS[rule]
-    names = [f"seed{seed}-{rule}" for seed in (1, 2)]
-    histories = [recorded(name, partial(seeded, train, seed), tmp_path) for seed, name in enumerate(names, 1)]
+    histories = [recorded(f"seed{seed}-{rule}", partial(seeded, train, seed), tmp_path) for seed in (1, 2)]
     first = recording_of(train)
-    said = [serious(diagnose(history)) for history in histories] + [
-        [rule] if first is None else serious(diagnose(first))
-    ]
+    said = [[rule] if first is None else serious(diagnose(first)), *(serious(diagnose(each)) for each in histories)]
     assert len({tuple(rules[:1]) for rules in said}) == 1, said  # none where all that is told is a note
     begun = [history.per_layer["grad_norm"][:3].tobytes() for history in (*histories, first) if history is not None]
     assert len({*begun}) == len(begun), "two of them are one training"

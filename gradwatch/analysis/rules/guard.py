@@ -145,8 +145,6 @@ def with_guard(history: History, roots: Sequence[Finding]) -> list[Finding]:
 
 RAISED, LOWERED = re.compile(r"\b[Rr]aise the learning rate"), re.compile(r"\b[Ll]ower (the )?learning rate")
 RATE = re.compile(r"(?:lr=|learning rate to about )([\d.e+-]*\d)")
-
-
 _LIMIT = re.compile(r"(?<!', )ClipByGlobalNorm\(([\d.e+-]+)")  # not one of some layers only
 
 
@@ -157,14 +155,12 @@ def with_one_advice(root: Finding) -> Finding:
     said, below = [root], []
     own = {limit for text in (root.cure, *root.tries) for limit in _LIMIT.findall(text)}
     for finding in root.consequences:
-        if own and not {*_LIMIT.findall(finding.cure)} <= own:
-            left = tuple(each for each in finding.tries if {*_LIMIT.findall(each)} <= own)
-            below.append(
-                replace(finding, cure=f"Cure {root.rule} first: its clip bounds these steps, too.", tries=left)
-            )
-            continue
         other = next((one for one in said if other_rate(one.cure, finding.cure)), None)
-        if other is None:
+        if own and not own.issuperset(_LIMIT.findall(finding.cure)):
+            cure = f"Cure {root.rule} first: its clip bounds these steps, too."
+            tries = tuple(each for each in finding.tries if own.issuperset(_LIMIT.findall(each)))
+            below.append(replace(finding, cure=cure, tries=tries))
+        elif other is None:
             said.append(finding)
             below.append(finding)
         else:
