@@ -11,6 +11,7 @@ from gradwatch.analysis import final_values
 from gradwatch.analysis.groups import NO_POLICY, higher_is_better
 from gradwatch.analysis.rules.facts import LEAST_STEPS, steps_taken
 from gradwatch.analysis.verdict import Contender
+from gradwatch.formatting import listed
 from gradwatch.history import History
 
 if TYPE_CHECKING:
@@ -105,11 +106,6 @@ def _is_none(contender: Contender, none: Contender | None) -> bool:
     )
 
 
-def _listed(names: Sequence[str], most: int = 5) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return f"{', '.join(names[:most])}{more}"
-
-
 def without_direction(histories: Sequence[History]) -> list[str]:
     """What was logged and is not compared."""
     names = dict.fromkeys(name for history in histories for name in history.logged)
@@ -117,7 +113,7 @@ def without_direction(histories: Sequence[History]) -> list[str]:
     if not left:
         return []
     return [
-        f"Not compared, as it is not known which way is better: {_listed(left)}. "
+        f"Not compared, as it is not known which way is better: {listed(left)}. "
         "watch(higher_is_better=) says it, or --metric with --higher-is-better or --lower-is-better."
     ]
 
@@ -132,17 +128,17 @@ def odd_ones(histories: Sequence[History], metrics: Sequence[str]) -> list[str]:
         )
     scripts = sorted({str(h.run.command.get("target")) for h in histories if h.run.command})
     if len(scripts) > 1:
-        notes.append(f"Several scripts made these runs, and may differ by more than the policy: {_listed(scripts)}.")
+        notes.append(f"Several scripts made these runs, and may differ by more than the policy: {listed(scripts)}.")
     unheard = [h.run.name for h in histories if metrics and metrics[0] not in h.logged]
     if unheard:
-        notes.append(f"These runs never logged {metrics[0]}: {_listed(unheard)}.")
+        notes.append(f"These runs never logged {metrics[0]}: {listed(unheard)}.")
     cut = [h for h in histories if h.run.status in ("FAILED", "KILLED") and not final_values.diverged(h)]
     if cut:
         named = [f"{h.run.name} ({h.run.status.lower()} after {len(h):,} steps)" for h in cut]
-        notes.append(f"These runs did not end well and count as they are: {_listed(named)}.")
+        notes.append(f"These runs did not end well and count as they are: {listed(named)}.")
     short = [h.run.name for h in histories if steps_taken(h) < LEAST_STEPS]
     if short:
-        notes.append(f"Fewer than {LEAST_STEPS} steps are too short to judge: {_listed(short)}.")
+        notes.append(f"Fewer than {LEAST_STEPS} steps are too short to judge: {listed(short)}.")
     lengths = {len(h) for h in histories}
     if len(lengths) > 1:
         notes.append(

@@ -8,6 +8,8 @@ import click
 
 from gradwatch.cli.options import pairs
 
+MOST_NAMES = 20  # of what was logged that are listed
+
 
 @click.command("import")
 @click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
@@ -27,6 +29,7 @@ def import_run(file: Path, name: str | None, directory: Path, params: tuple[str,
       gradwatch import checkpoint-500/trainer_state.json
       gradwatch import lightning_logs/version_0 --param seed=1
     """  # noqa: D301  (click reads the backspace)
+    from gradwatch.formatting import listed
     from gradwatch.open_run import open_history
     from gradwatch.report.terminal import print_text
     from gradwatch.sanitize import terminal
@@ -34,7 +37,7 @@ def import_run(file: Path, name: str | None, directory: Path, params: tuple[str,
 
     folder, notes = import_run(file, directory, name, pairs("param", params))
     history = open_history(folder)
-    found = ", ".join(key for key in ("grad_norm", "lr", *history.logged) if key in history.per_step)
+    found = listed([key for key in ("grad_norm", "lr", *history.logged) if key in history.per_step], MOST_NAMES)
     print_text(terminal(f"{folder}: {len(history):,} logged steps of {found}"))
     for note in notes:
         click.echo(terminal(f"note: {note}"), err=True)

@@ -226,16 +226,20 @@ def _line(
 ) -> str:
     """As in: lr_scale=0.1 cured it: lr-too-high in none of 3 runs, loss better."""
     gone = not any(set(treated) & each for each in found)
+    others = sorted(set().union(*found) - set(treated))
+    new = set.intersection(*found) - set().union(*unchanged) - set(treated)  # in all, where there was none
+    instead = sorted(new) if unchanged and gone else []
     said = {BETTER: "better", WORSE: "worse", NOT_JUDGED: "not judged"}.get(verdict, "no better than unchanged")
     if verdict == WORSE:
         head = "made it worse"
     elif unchanged and not any(set(treated) & each for each in unchanged):
         head = "had nothing to cure, as the unchanged script shows no such finding here"
+    elif instead:
+        head = f"{'helped, and ' if verdict == BETTER else ''}put {', '.join(instead)} in the finding's place"
     elif verdict == BETTER:
         head = "cured it" if gone else "helped, and did not cure it"
     else:
         head = "took the finding away, and is not shown to help" if gone else "did not cure it"
-    others = sorted(set().union(*found) - set(treated))
     more = f"; also seen: {', '.join(others)}" if others else ""
     return f"{cure.label} {head}: {_seen(treated, found)}, {metric or 'no metric'} {said}{more}."
 

@@ -31,6 +31,9 @@ COLUMNS = {
 }  # those that hold names
 
 
+_NO_COLUMNS = pa.schema([])
+
+
 class Compactor:
     """Keeps the parts of one table few; `cancelled` is asked between row groups, and a merge it stops is undone.
 
@@ -41,6 +44,22 @@ class Compactor:
         self.folder, self.cancelled = folder, cancelled
         self.left_alone: set[Path] = set()  # parts that cannot be read, or not be merged
         self.refused = False
+        self.schema = _NO_COLUMNS  # grows with what parts have
+
+    def widen(self) -> None:
+        """Give the first part the columns that only later ones have, as null: pandas takes those of a folder's first.
+
+        One that is closed stays as it is.
+        """
+        parts = list_parts(self.folder)
+        if not parts or is_closed(parts[0]):
+            return
+        try:
+            self.schema = pa.unify_schemas([self.schema, pq.read_schema(parts[-1].path)])
+            if not {*self.schema.names} <= {*pq.read_schema(parts[0].path).names}:
+                merge(parts[:1], wider=self.schema)
+        except (ValueError, pa.ArrowException) as error:
+            log.debug("%s stays as it is: %s", parts[0].path, error)
 
     def compact(self) -> None:
         """Merge whatever is due. Parts that cannot be read stay as they are; readers name them."""
@@ -95,9 +114,9 @@ def due(parts: Sequence[Part], left_alone: Collection[Path] = (), sparse: bool =
     return []
 
 
-def merge(parts: Sequence[Part], cancelled: Callable[[], bool] = lambda: False) -> bool:
-    """Make one part of several that follow each other, a row group at a time; False, and no change, if `cancelled`,
-    which is asked at each row group that is read.
+def merge(parts: Sequence[Part], cancelled: Callable[[], bool] = lambda: False, wider: pa.Schema = _NO_COLUMNS) -> bool:
+    """Make one part of several that follow each other, a row group at a time, with the columns of `wider` too; False,
+    and no change, if `cancelled`, which is asked at each row group that is read.
 
     Row groups of the parts are joined, never split: each goes on to hold whole steps.
 
@@ -105,9 +124,10 @@ def merge(parts: Sequence[Part], cancelled: Callable[[], bool] = lambda: False) 
         ValueError, pyarrow.ArrowException: they do not fit together, or the reader would refuse the one part.
         OSError: the disk refuses.
     """
-    target = parts[0].path.with_name(f"part-{parts[0].first:06d}-{parts[-1].last:06d}.parquet")
+    merged = parts[0].path.with_name(f"part-{parts[0].first:06d}-{parts[-1].last:06d}.parquet")
+    target = merged if len(parts) > 1 else parts[0].path
     temporary = target.with_name(f".{target.name}.tmp")
-    schema = pa.unify_schemas([pq.read_schema(part.path) for part in parts])
+    schema = pa.unify_schemas([*(pq.read_schema(part.path) for part in parts), wider])
     try:
         with pq.ParquetWriter(temporary, schema, **options(schema)) as writer:
             for table in _joined(_row_groups(parts, schema, cancelled)):

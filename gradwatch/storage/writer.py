@@ -21,16 +21,7 @@ from gradwatch.sanitize import refuse_links
 from gradwatch.storage.answer import Answer
 from gradwatch.storage.compaction import Compactor
 from gradwatch.storage.encoding import write_part
-from gradwatch.storage.folder import (
-    ALL_TABLES,
-    MANIFEST,
-    TABLES,
-    list_parts,
-    now_iso,
-    put,
-    tidy,
-    write_json,
-)
+from gradwatch.storage.folder import ALL_TABLES, MANIFEST, TABLES, list_parts, now_iso, put, tidy, write_json
 from gradwatch.storage.lazy_block import Block, history_of
 from gradwatch.storage.lock import Lock
 from gradwatch.table import SAMPLED
@@ -227,6 +218,8 @@ class RunWriter:
             try:
                 if self.pending:
                     self._write_parts()
+                    for compactor in self.compactors:
+                        compactor.widen()
             finally:
                 if self._manifest is not None and (self._over or not self.pending):
                     write_json(self.folder / MANIFEST, self._manifest.to_json())

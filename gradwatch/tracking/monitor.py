@@ -54,6 +54,7 @@ class Monitor:
         self.health = Health(every)
         self.client: MlflowClient | None = None
         self._away = ""  # why the last pass failed
+        self._missing = list(experiments)  # those that were not there yet
         self._failed: dict[str, str] = {}  # run id -> why the server would not serve it
         self._due: dict[str, float] = {}  # run id -> when a run that goes on may be judged again
 
@@ -89,6 +90,7 @@ class Monitor:
         from gradwatch.tracking import reader
 
         self.client = self.client or store.connect(self.uri)
+        self._look_for_experiments()
         runs = list(reader.find_watched(self.client, self.experiments))
         self.health.seen = len(runs)
         row = 0
@@ -111,6 +113,14 @@ class Monitor:
         for memory in (self._failed, self._due):
             for run_id in memory.keys() - known:
                 del memory[run_id]
+
+    def _look_for_experiments(self) -> None:
+        """Say once which of the named experiments are not there: a name may be wrong, or its first run yet to come."""
+        assert self.client is not None
+        missing = [name for name in self._missing if self.client.get_experiment_by_name(name) is None]
+        if missing and not self.health.passes:
+            log.warning("%s has no experiment %s yet", public_uri(self.uri), ", ".join(map(repr, missing)))
+        self._missing = missing
 
     # ------------------------------------------------------------------------------------------------------- one run
 

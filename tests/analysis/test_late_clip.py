@@ -7,6 +7,7 @@ from make_run import changed, make_history
 from gradwatch.analysis.clips import incoming, loop_limit, loop_rate
 from gradwatch.analysis.rules import diagnose
 from gradwatch.analysis.rules.late_clip import clip_after_step
+from gradwatch.analysis.rules.step_length import lengthened
 
 
 def run_with(seen, steps=60, limit=0.5, loss=None):
@@ -38,6 +39,16 @@ def test_a_clip_that_comes_too_late_has_clipped_nothing():
     np.testing.assert_array_equal(incoming(history), history.total("grad_norm"))
     in_time = changed(history, per_step={**history.per_step, "user_grad_norm": history.total("grad_norm")})
     assert loop_rate(in_time) > 0.9
+
+
+def test_what_comes_too_late_has_left_nothing_that_something_was_added_to():
+    def cause(seen):
+        history = run_with(seen, limit=0.01)
+        clipped = {"user_clip_coef": np.r_[np.nan, np.full(59, 0.01)], "user_clip_share": np.r_[np.nan, np.ones(59)]}
+        return lengthened(changed(history, per_step={**history.per_step, **clipped})).cause
+
+    assert "something is added after it" in cause(lambda norms: norms[1:])
+    assert cause(lambda norms: norms[:-1]) == ""
 
 
 def test_of_a_training_that_succeeds_it_is_a_note():

@@ -141,6 +141,17 @@ def test_a_cure_has_cured_where_the_finding_is_gone_and_the_loss_is_better(verdi
     assert _line(Intervention(lr_scale=0.1), ("spike",), found, [{"spike"}, set()], verdict, "loss") == said
 
 
+def test_a_cure_that_only_gives_the_sickness_another_name_did_not_take_it_away():
+    def said(verdict, found, unchanged=({"spike", "imbalance"},)):
+        line = _line(Intervention(lr_scale=0.1), ("spike",), found, unchanged, verdict, "loss")
+        return line.removeprefix("lr_scale=0.1 ").partition(": ")[0]
+
+    assert said(NO_DIFFERENCE, [{"exploding"}, {"exploding", "nonfinite"}]) == "put exploding in the finding's place"
+    assert said(BETTER, [{"exploding"}]) == "helped, and put exploding in the finding's place"
+    for found in ([{"exploding"}, set()], [{"imbalance"}]):  # in one run of two; there before
+        assert said(NO_DIFFERENCE, found) == "took the finding away, and is not shown to help"
+
+
 def test_what_the_unchanged_script_does_not_show_was_not_taken_away():
     for found in ([set()], [{"spike"}]):
         said = _line(Intervention(lr_scale=0.1), ("spike",), found, [{"imbalance"}], NOT_JUDGED, "loss")

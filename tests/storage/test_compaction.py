@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -118,6 +119,41 @@ def test_rows_that_come_fast_do_not_wait_for_the_clock(tmp_path, monkeypatch):
     writer.close()
     assert len(list_parts(folder / "layers")) in (4, 5)  # the first block may be written before the second has come
     same(open_history(folder), history)
+
+
+@pytest.mark.parametrize("late", [1, 6])
+def test_pandas_reads_what_was_logged_later(late, tmp_path, small_steps):
+    """In the last flush of a short run too, and where parts were merged meanwhile."""
+    history, folder = make_history(logged=()), create_folder(tmp_path, "later")
+    writer = RunWriter(folder, history.run, flush_seconds=1000)
+    for i in range(late + 1):
+        block = history.slice(20 * i, 20 * i + 20)
+        if i == late:
+            block = changed(block, per_step={**block.per_step, "val_loss": np.full(20, 0.5, np.float32)})
+        writer.pending.append(block)
+        if i < late:
+            writer._flush()
+    writer.close()
+    steps = pd.read_parquet(folder / "steps")
+    assert steps["val_loss"].isna().sum() == 20 * late
+    assert set(steps["val_loss"].iloc[20 * late :]) == {0.5}
+    np.testing.assert_array_equal(steps["grad_norm"], history.total("grad_norm")[: len(steps)])
+    assert not list(folder.rglob("*.tmp"))
+
+
+def test_a_part_that_is_closed_gets_no_columns(tmp_path, small_steps):
+    history, folder = make_history(logged=()), create_folder(tmp_path, "closed")
+    writer = RunWriter(folder, history.run, flush_seconds=1000)
+    for i in range(0, 160, 10):
+        writer.pending.append(history.slice(i, i + 10))
+        writer._flush()
+    first = list_parts(folder / "steps")[0]
+    before = first.path.stat().st_ino
+    block = history.slice(160, 170)
+    writer.pending.append(changed(block, per_step={**block.per_step, "val_loss": np.full(10, 0.5, np.float32)}))
+    writer.close()
+    assert is_closed(first)
+    assert first.path.stat().st_ino == before
 
 
 def test_a_merge_that_is_given_up_leaves_everything_as_it_was(tmp_path):

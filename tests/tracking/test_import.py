@@ -120,6 +120,43 @@ def test_what_is_left_out_is_said(tmp_path):
     ]
 
 
+def test_of_columns_of_one_name_the_last_counts_and_it_is_said(tmp_path):
+    (tmp_path / "log.csv").write_text("step,loss,acc,loss\n0,1,.5,2\n1,3,.5,4\n")
+    history, said = imported(tmp_path / "log.csv", tmp_path)
+    np.testing.assert_array_equal(history.total("loss"), [2, 4])
+    assert said == "note: several columns are called loss: the last of them counts\n"
+
+
+def test_thousands_of_columns_are_a_line(tmp_path):
+    names = [f"value{i}" for i in range(4_000)]
+    (tmp_path / "log.csv").write_text(f"step,{','.join(names)}\n0{',1' * 4_000}\n")
+    result = call("import", tmp_path / "log.csv", "--dir", tmp_path / "imported")
+    assert "log: 1 logged steps of value0, value1, " in result.stdout
+    assert "value19 and 3,980 more" in result.stdout
+    assert len(result.stdout) < 1_000
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed"])
+def test_of_an_event_file_that_is_damaged_it_is_said_how_much_was_not_read(damage, tmp_path):
+    pytest.importorskip("tensorboard")
+    from torch.utils.tensorboard import SummaryWriter
+
+    writer = SummaryWriter(tmp_path / "log")
+    for step in range(20):
+        writer.add_scalar("loss", 1.0, step)
+    writer.close()
+    assert imported(tmp_path / "log", tmp_path)[1] == ""
+    (path,) = (tmp_path / "log").iterdir()
+    data = path.read_bytes()
+    path.write_bytes(data[:-5] if damage == "cut" else data[:-5] + b"x" + data[-4:])
+    history, said = imported(tmp_path / "log", tmp_path / damage)
+    assert len(history) == 19
+    last = (len(data) - data.rindex(b"loss")) + 40  # the last record begins not far before its name
+    (lost,) = [int(word) for word in said.split() if word.isdigit()]
+    assert 5 < lost < last
+    assert said.endswith(f"bytes of {path.name} are cut off or damaged, and left out\n")
+
+
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [

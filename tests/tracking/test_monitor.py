@@ -251,11 +251,15 @@ def test_a_server_that_fails_in_the_middle_is_asked_again(store, recorded, monke
     assert monitor.health.updated == 4
 
 
-def test_only_the_named_experiments_are_watched(store, recorded):
+def test_only_the_named_experiments_are_watched_and_those_that_are_not_there_are_said_once(store, recorded, caplog):
     client, run_id = recorded()
+    client.create_experiment("another")
+    caplog.clear()
     other = Monitor(store, ["another", "not there"])
     assert other.run_once()
+    assert other.run_once()
     assert other.health.seen == 0
+    assert [record.message.split(" has ")[1] for record in caplog.records] == ["no experiment 'not there' yet"]
     named = Monitor(store, ["exp"])
     assert named.run_once()
     assert named.health.seen == named.health.updated == 1

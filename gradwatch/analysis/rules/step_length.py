@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gradwatch.analysis.clips import of_all_layers
+from gradwatch.analysis.clips import late_calls, of_all_layers
 from gradwatch.analysis.rules.facts import USUAL_RATIO, middle, optimizer_kind, rates, settings, steps_by_rate, to_usual
 from gradwatch.analysis.rules.layer_facts import directness, largest_ratio, matrices, measured, numel
 from gradwatch.analysis.rules.progress import succeeds
@@ -126,7 +126,7 @@ def _added(history: History, times: float = 3.0) -> Lengthened | None:
     left = np.minimum(history.total("user_grad_norm"), history.total("user_max_norm"))
     with np.errstate(invalid="ignore", divide="ignore"):
         larger = middle(history.total("grad_norm") / left)
-    if not larger > times or not of_all_layers(history).all():
+    if not larger > times or late_calls(history).any() or not of_all_layers(history).all():
         return None
     cause = f" What reaches the optimizer is {larger:.2g} times what the loop's own clip leaves: something is added "
     first = "Look at what is added to the gradients between clip_grad_norm_ and step(): of noise take "

@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 
 from gradwatch.errors import RunError
+from gradwatch.formatting import listed
 from gradwatch.tracking.imports.log import Log
 
 STEP = ("step", "global_step", "_step", "trainer/global_step", "iteration", "iter")  # in this order, whatever the case
@@ -44,6 +45,8 @@ def _read(path: Path, header: list[str], rows: Iterable[list[str]]) -> Log:
     if step_at is None:
         log.notes.append(f"there is no column of steps ({', '.join(STEP[:3])}, ...): rows are counted from 0")
     names = [_unquoted(name) for name in header]
+    twice = sorted({name for name in names if name and names.count(name) > 1})
+    log.notes += [f"several columns are called {listed(twice)}: the last of them counts"] if twice else []
     for number, row in enumerate(rows):
         cells = [cell.strip() for cell in row]
         step = float(number) if step_at is None else _number(cells[step_at] if step_at < len(cells) else "")
@@ -64,7 +67,7 @@ def _read(path: Path, header: list[str], rows: Iterable[list[str]]) -> Log:
     if len(lanes) > 1:
         raise RunError(f"{path} holds the steps of {', '.join(sorted(lanes))}: import the rows of one at a time")
     log.notes += [f"{no_step:,} rows without a step are left out"] if no_step else []
-    log.notes += [f"columns with text are left out: {', '.join(sorted(texts)[:10])}"] if texts else []
+    log.notes += [f"columns with text are left out: {listed(sorted(texts))}"] if texts else []
     for name in texts:
         log.scalars.pop(name, None)
     return log

@@ -13,12 +13,13 @@ from gradwatch.errors import RunError
 from gradwatch.tracking.imports.log import Log
 
 MARK = "tfevents"  # in the name of every event file
+FRAME = 16  # bytes around each record: its length, and the checksums of both
 
 
 def read_events(paths: Sequence[Path]) -> Log:
     """The scalars of the event files of one run. Where a restart logged a step again, the later value counts.
 
-    A file that is cut off is read as far as it goes; values are float32, as TensorBoard keeps them.
+    A file that is cut off or damaged is read as far as that goes; values are float32, as TensorBoard keeps them.
 
     Raises:
         RunError: tensorboard is not installed, or a file is none of its kind.
@@ -26,13 +27,16 @@ def read_events(paths: Sequence[Path]) -> Log:
     if importlib.util.find_spec("tensorboard") is None:
         raise RunError("tensorboard is not installed, and reads event files: pip install 'gradwatch[tensorboard]'")
     from google.protobuf.message import DecodeError
-    from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
+    from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
+    from tensorboard.compat.proto.event_pb2 import Event
 
     log, others, events = Log("TensorBoard's event files"), Counter[str](), 0
     for path in sorted(paths):
+        left = path.stat().st_size
         try:
-            for event in LegacyEventFileLoader(str(path)).Load():
-                events += 1
+            for record in RawEventFileLoader(str(path)).Load():
+                event = Event.FromString(record)
+                events, left = events + 1, left - len(record) - FRAME
                 for value in event.summary.value:
                     number = _scalar(value)
                     if number is None:
@@ -42,6 +46,8 @@ def read_events(paths: Sequence[Path]) -> Log:
                     log.times[event.step] = event.wall_time
         except DecodeError as error:
             raise RunError(f"{path} is no event file of TensorBoard: {error}") from error
+        if left > 0:
+            log.notes.append(f"the last {left:,} bytes of {path.name} are cut off or damaged, and left out")
     if not events:
         raise RunError(f"{paths[0]} is no event file of TensorBoard, or it is empty")
     if others:
