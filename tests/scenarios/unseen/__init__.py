@@ -11,8 +11,9 @@ public; `daily`, the mishaps that engineers meet most often, drawn by lot; `comm
 others who were asked the same, `again`, `anew`, `afresh`, `further`, `onward` and `beyond`, mistakes that show in what
 is recorded, as their authors think, paired with tasks by lot; `searched`, of each of 36 usual questions the
 first thread with a cause that a search gave, whatever stood in a group before; `taught`, drawn by lot from all mistakes
-that published guides warn of; and, the latest, `closed`, drawn by lot from causes that were found in closed issues of
-many libraries. The next have to be written first.
+that published guides warn of; `closed`, drawn by lot from causes that were found in closed issues of many libraries;
+and, the latest, `listed`, drawn by lot from 40 mistakes each that their authors had listed from memory. The next have
+to be written first.
 `unseen.every` imports every one.
 """
 
@@ -123,7 +124,7 @@ UNNAMED = (
     "blind", "fresh", "novel", "reported", "asked", "told", "met", "sent", "heard", "daily", "common", "typical",
     "visible", "again", "anew", "afresh", "further", "onward", "beyond", "threads", "posted", "solved",
     "brought", "raised", "gathered", "collected", "picked", "noted", "traced", "shared", "quoted", "pooled", "searched",
-    "taught", "closed",
+    "taught", "closed", "listed",
 )  # fmt: skip
 
 
