@@ -6,7 +6,8 @@ another threshold have done". Each returns coefficients shaped like `norm`; 1 me
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 Array = Any  # a torch.Tensor or a numpy array; both have .clip(min=, max=)
@@ -31,6 +32,22 @@ def clip_coef_exact(norm: Array, max_norm: Any) -> Array:
     Source: `tf.clip_by_norm`, without its intermediate product `t * clip_norm`, which overflows float16.
     """
     return max_norm / norm.clip(min=max_norm)
+
+
+def is_as_drawn(rms: Array, shape: Sequence[int], seen: int, exact: float = 0.01) -> Array:
+    """Whether weights of a matrix with this root mean square are as large as an initialisation draws them: torch's own
+    (1 / sqrt(3 fan in), of an embedding 1), He's by either fan, Glorot's, or the 0.02 of language models.
+
+    To the share `exact`, or three standard errors of the `seen` elements.
+    Source: He et al., arXiv:1502.01852; Glorot & Bengio 2010; Radford et al. 2019 (0.02).
+    """
+    rows, inputs, behind = shape[0], math.prod(shape[1:]), shape[0] * math.prod(shape[2:])
+    drawn = (3 * inputs) ** -0.5, 1.0, (2 / inputs) ** 0.5, (2 / behind) ** 0.5, (2 / (inputs + rows)) ** 0.5, 0.02
+    within = max(exact, 3 * 0.71 / seen**0.5)
+    near = abs(rms / drawn[0] - 1) < within
+    for each in drawn[1:]:
+        near |= abs(rms / each - 1) < within
+    return near
 
 
 def renorm_coef(norm: Array, maxnorm: Any) -> Array:

@@ -17,6 +17,7 @@ from gradwatch.measure.collectives import Sums, together
 from gradwatch.measure.constant_weights import constant_weights
 from gradwatch.measure.ddp_rank_norms import RankNorms, rank_norms
 from gradwatch.measure.distributed import add_up, world_size
+from gradwatch.measure.frozen_weights import frozen_weights
 from gradwatch.measure.gradient_histogram import GradientHistogram
 from gradwatch.measure.largest_logits import LargestLogits
 from gradwatch.measure.layout import Layout
@@ -45,6 +46,7 @@ class Inside:
     micro_batches: MicroBatches | None = None
     logits: LargestLogits | None = None  # in all steps
     mode: Mode | None = None  # of the model, in all steps
+    at_rest: Sequence[Tensor] = ()  # the parameters of the model that are in no optimizer
     loss_graphs: LossGraphs = field(default_factory=LossGraphs)  # before the first steps
     loss_targets: LossTargets = field(default_factory=LossTargets)  # in ever rarer steps
 
@@ -63,6 +65,8 @@ class Inside:
             found |= {} if self.mode is None else self.mode.at_first()
         with looking.at("constant_weights"):
             found |= constant_weights(layout)
+        with looking.at("frozen_elements"):
+            found |= frozen_weights(self.at_rest, layout.device)
         return found
 
     def begin(self, step: int, layout: Layout, lanes: Sequence[str] = (), samples: bool = True) -> None:
@@ -140,6 +144,7 @@ def measured(
     if renorm is not None and renorm.hears_attention:
         logits = _logits(model, layout, part)
     weights = Weights(layout, renorm, settings.every, settings.slots, looking, settings.matrices, logits)
+    held = {id(p) for optimizer in optimizers.values() for group in optimizer.param_groups for p in group["params"]}
     copies = None
     with looking.at("what copies are"):
         copies = Copies(model, optimizers.values()) if layout.sharding is None else None
@@ -147,6 +152,7 @@ def measured(
         _inside(model, settings, layout, part, looking),
         logits=logits,
         mode=Mode.of(model),
+        at_rest=[p for p in model.parameters() if id(p) not in held],
         loss_graphs=LossGraphs(looking),
         loss_targets=LossTargets(settings.every, looking, copies),
     )

@@ -11,8 +11,9 @@ import numpy as np
 
 from gradwatch.analysis.rules.finding import Finding, Severity, either
 from gradwatch.analysis.rules.layer_facts import beside_bias, matrices, numel, pick, present, shapes_of
-from gradwatch.analysis.rules.progress import succeeds
+from gradwatch.analysis.rules.progress import can_be_judged, progress, succeeds
 from gradwatch.analysis.rules.sampled_losses import in_most_looks, sampled
+from gradwatch.formulas import is_as_drawn
 from gradwatch.history import Bools, History
 
 ZEROED, CUT_OFF = "zero_grad() stands between backward() and step()", "the loss does not depend on the weights"
@@ -43,7 +44,7 @@ def no_gradient(history: History, min_steps: int = 10, little: float = 0.1) -> l
     beside = {beside_bias(name) for name, rows in zip(history.layers, seen.T, strict=True) if rows.any()}
     never = can & silent & np.array([name not in beside for name in history.layers], bool)
     raw = _never_trained(history, ~can & silent)
-    findings = [*_made_on_the_way(history), *_of_itself(history)]
+    findings = [*_made_on_the_way(history), *_of_itself(history), *_at_rest(history)]
     if never.any():
         small = is_hardly_missed(history, never, can, little)
         findings.append(
@@ -106,6 +107,35 @@ def _made_on_the_way(history: History, least: int = 2) -> list[Finding]:
     ]
 
 
+def _at_rest(history: History, large: float = 0.2, min_steps: int = 100, running: int = 500) -> list[Finding]:
+    """Most of a model is frozen as it was drawn, in no optimizer, and what is trained wins less than the share `large`.
+
+    More than the trained layers have, and more than half of what is frozen.
+    """
+    frozen, drawn = (float(history.total(name)[:1].sum()) for name in ("frozen_elements", "frozen_as_drawn"))
+    trained, known = (
+        float(numel(history).sum()),
+        progress(history) if can_be_judged(history, min_steps, running) else [],
+    )
+    if not drawn > max(frozen / 2, trained) or not known or any(p.is_large(large) for p in known):
+        return []
+    sizes: dict[str, float | str] = {"frozen": frozen, "as_drawn": drawn, "trained": trained, "missing": "training"}
+    return [
+        Finding(
+            "no-gradient",
+            "warning",
+            (),
+            int(history.step[0]),
+            int(history.step[-1]),
+            sizes,
+            f"{frozen:,.0f} of the model's weights are frozen, beside {trained:,.0f} that are trained, and most are as "
+            "large as weights are drawn at first: nothing has trained them.",
+            "Load what they were trained to before they are frozen, or leave them out of the freezing "
+            "(requires_grad_(True), and into the optimizer).",
+        )
+    ]
+
+
 def _of_itself(history: History) -> list[Finding]:
     """A difference of a thing with itself, or their quotient (`in_most_looks`).
 
@@ -162,11 +192,9 @@ def _nowhere(history: History) -> list[Finding]:
     return [Finding("no-gradient", "error", (), *steps, evidence, cause, cure, alternatives=causes)]
 
 
-def _never_trained(history: History, frozen: Bools, least: int = 256, exact: float = 0.01) -> tuple[str, ...]:
-    """The frozen layers `[L]` if most of their elements are in matrices whose root mean square is that of a usual
-    initialisation: torch's own (1 / sqrt(3 fan_in), of an embedding 1), He's or Glorot's.
-
-    It agrees up to the share `exact`, or three standard errors; matrices of fewer elements than `least` do not count.
+def _never_trained(history: History, frozen: Bools, least: int = 256) -> tuple[str, ...]:
+    """The frozen layers `[L]` if most of their elements are in matrices as large as weights are drawn
+    (`formulas.is_as_drawn`); those of fewer elements than `least` do not count.
     """
     shapes = shapes_of(history)
     sizes, norm = numel(history), history.layer("weight_norm")
@@ -174,11 +202,7 @@ def _never_trained(history: History, frozen: Bools, least: int = 256, exact: flo
     for i in np.flatnonzero(frozen & matrices(history) & (sizes >= least)):
         norms = norm[:, i]
         rms = norms[np.isfinite(norms)][:1] / np.sqrt(sizes[i])
-        rows = shapes[history.layers[i]][0]
-        inputs = sizes[i] / rows
-        drawn = np.array([1 / np.sqrt(3 * inputs), 1.0, np.sqrt(2 / inputs), np.sqrt(2 / (inputs + rows))])
-        off = np.abs(rms / drawn - 1).min(initial=np.inf) if len(rms) else np.inf
-        found += sizes[i] * (off < max(exact, 3 * 0.71 / np.sqrt(sizes[i])))
+        found += sizes[i] * is_as_drawn(rms, shapes[history.layers[i]], sizes[i]).any()
     return pick(history, frozen) if found > sizes[frozen].sum() / 2 else ()
 
 

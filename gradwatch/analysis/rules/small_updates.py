@@ -31,7 +31,7 @@ from gradwatch.analysis.rules.layer_facts import (
 )
 from gradwatch.analysis.rules.losses import learnt
 from gradwatch.analysis.rules.progress import creeps, hardly_moves, progress
-from gradwatch.analysis.rules.sampled_losses import explains_less
+from gradwatch.analysis.rules.sampled_losses import explains_less, in_the_beginning
 from gradwatch.analysis.rules.schedule import ran_out
 from gradwatch.analysis.rules.step_length import first_ratio
 from gradwatch.analysis.rules.tries import LOWER, new_rate, rate_times, warm_up
@@ -241,11 +241,15 @@ def _held_back(
     ]
 
 
-def far_targets(history: History, direct: float = 0.9, large: float = 1e4) -> bool:
+def far_targets(history: History, direct: float = 0.9, large: float = 1e4, near: float = 0.01) -> bool:
     """Whether a loss that stays above `large` creeps, or is far from its end, though usual steps all lead the same way.
 
-    Far from it: in the last quarter of the run it still fell by a fifth.
+    Far from it: in the last quarter of the run it still fell by a fifth. Not where what is said spread by the share
+    `near` of what is asked for from the first loss on: the model gives out numbers of that size.
     """
+    said, asked = in_the_beginning(history, "predicted_std", "target_std")
+    if said > near * asked:
+        return False
     losses = [p for p in progress(history) if p.is_loss]
     if not losses or not losses[0].first > large or not middle(directness(history)[1][matrices(history)]) > direct:
         return False

@@ -1,0 +1,39 @@
+"""How much of a model is frozen as it was drawn: weights that nothing has trained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradwatch.formulas import is_as_drawn
+from gradwatch.measure.autograd import without_autograd
+from gradwatch.measure.layout import sample
+
+
+@without_autograd
+def frozen_weights(parameters: Iterable[Tensor], device: torch.device) -> dict[str, Any]:
+    """Of matrices that ask for no gradient and lie whole on `device`, scalars; empty where there is none.
+
+    `frozen_elements`: how many elements they have; `frozen_as_drawn`: how many of these are in matrices whose (sampled)
+    elements are as large as weights are drawn (`formulas.is_as_drawn`). Nothing is read from the device.
+    """
+    frozen = [w for p in parameters if _is_frozen_matrix(w := p.detach(), p.requires_grad, device)]
+    if not frozen:
+        return {}
+    drawn = [w.numel() * is_as_drawn(_root_mean_square(each := sample(w)), w.shape, each.numel()) for w in frozen]
+    return {
+        "frozen_elements": float(sum(w.numel() for w in frozen)),
+        "frozen_as_drawn": torch.stack(drawn).sum(dtype=torch.float32),
+    }
+
+
+def _is_frozen_matrix(weight: Tensor, trains: bool, device: torch.device) -> bool:
+    whole = type(weight) is Tensor and weight.device == device and weight.is_floating_point()
+    return whole and not trains and sum(size > 1 for size in weight.shape) > 1
+
+
+def _root_mean_square(values: Tensor) -> Tensor:
+    return values.float().square().mean().sqrt()
