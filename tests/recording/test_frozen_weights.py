@@ -97,7 +97,7 @@ FLAT = np.full(200, 2.0) + 0.01 * np.random.default_rng(0).standard_normal(200)
         (1e6, 9e5, FLAT, True),
         (1e6, 9e5, np.geomspace(2, 1, 200), False),  # it gets better all the same
         (1e6, 4e5, FLAT, False),  # most of what is frozen was trained
-        (1e3, 1e3, FLAT, False),  # less than what is trained, as a copy of it is
+        (112, 112, FLAT, False),  # less than what is trained, as a copy of it is
         (1e6, 9e5, np.full(200, np.nan), False),  # nothing is known
     ],
 )
