@@ -79,7 +79,8 @@ def _looked_up(stepper: Stepper, step: Step) -> tuple[Now, dict[str, Any]]:
     if inside.loss_targets.is_open:
         own = None if stepper.together else stepper.clipper.held(step.optimizers[0])
         rescaled = bool(step.clips.applied) or step.scaler is not None
-        values.update(inside.loss_targets.take(stepper.lane(step), own, rescaled))
+        clips = sum(all(clip.layers) for clip in step.clips.applied)
+        values.update(inside.loss_targets.take(stepper.lane(step), own, rescaled, clips))
     if inside.mode is not None and not inside.mode.model.training:
         values["eval_mode"] = 1.0
     if stepper.settings.lost_state(step.optimizers[0]):

@@ -57,7 +57,7 @@ class LossTargets:
         self._through: list[Versions] = []  # of each pass, the other parameters that its loss came through
         self._of_data = False  # whether a loss of this step asks for the gradient of an input
         self._factor: Tensor | None = None  # by which the loss of this step is multiplied as a whole
-        self._as_left = False  # whether the gradients that a step begins with are as backward left them
+        self._there: list[Mark] = []  # the marks of the gradients as a step begins
         self._kept: dict[int, Mark] = {}  # of layers whose gradients nobody but backward wrote to since the last step
         self._is_kept: Tensor | None = None  # whether one of them was not 0 as the first backward was called
 
@@ -70,7 +70,7 @@ class LossTargets:
             self._lanes, self._until = {*lanes}, step + MOST_TURNS * len(lanes) if lanes else 0
         if (is_due or (self._lanes and step < self._until)) and self._misses < MOST_MISSES and not self.is_open:
             self._values, self._to_look_at, self._passes, self._gone, self._through = {}, MOST_LOSSES, [], [], []
-            self._of_data, self._is_kept, self._factor, self._as_left = False, None, None, False
+            self._of_data, self._is_kept, self._factor, self._there = False, None, None, []
             self._kept = {i: _mark(p.grad) for i, p in enumerate(layout.params) if p.grad is not None}
             self._misses += 1
             self.is_open = True
@@ -83,14 +83,16 @@ class LossTargets:
 
     def stepping(self) -> None:
         """The gradients are there that a step is taken with, and nothing of ours has changed them yet."""
-        self._as_left = self._marks == _marks(self._gradients())
+        self._there = _marks(self._gradients())
 
-    def take(self, lane: str, held: Sequence[bool] | None = None, rescaled: bool = False) -> dict[str, Tensor | float]:
-        """The step of a lane, of the layers that are `held` or of all, is there: what its loss was asked for, how many
-        backward passes were for nothing (`dropped`), of which share of these layers gradients were `never_cleared`,
-        what `factor` of the loss is in them still, of how many `passes` they are, and how many were `summed` whose
-        losses have no factor; how many of these are of a loss of another model's (`of_another`); and whether a copy
-        has ever moved (`copy_moved`).
+    def take(
+        self, lane: str, held: Sequence[bool] | None = None, rescaled: bool = False, clips: int = 0
+    ) -> dict[str, Tensor | float]:
+        """The step of a lane, of the layers that are `held` or of all, is there: what its loss was asked for,
+        how many backward passes were for nothing (`dropped`), of which share of these layers gradients were
+        `never_cleared`, what `factor` of the loss is in them still, but for `clips` that the loop made of them
+        all, of how many `passes` they are, and how many were `summed` whose losses have no factor; how many of
+        these are of a loss of another model's (`of_another`); and whether a copy has ever moved (`copy_moved`).
 
         No pass was for nothing where others are stepped by than backward left: gradients that were put together by
         hand, unless all that wrote to them is known to have `rescaled` them, a clip or a loss scaler. Nothing of a lane
@@ -104,10 +106,11 @@ class LossTargets:
             return {}
         self._lanes.discard(lane)
         left, there = ([mark[0] for mark in marks] for marks in (self._marks, _marks(self._gradients())))
-        is_left = self._as_left or (rescaled and left == there)
+        is_left = self._there == self._marks or (rescaled and left == there)
         lost = self._gone.count(self._now) if is_left and not self._of_data else 0
         found = self._values | ({f"{IN_LOSS}dropped": float(lost)} if lost else {})
-        if self._factor is not None and self._as_left:  # nobody took it out of the gradients again
+        clipped = [(grad, number + clips) for grad, number in self._marks]
+        if self._factor is not None and self._there == clipped:  # nobody took it out of the gradients again
             found[f"{IN_LOSS}factor"] = self._factor
         with self._looking.at("what copies are"):
             moved = None if self._copies is None else self._copies.moved()

@@ -274,7 +274,7 @@ CHARTS: dict[str, Draw] = {
     **dict.fromkeys(("returns-not-normalised", "wrong-sign", "weights-reset"), loss_curve),
     **dict.fromkeys(("policy-loss-trains-critic", "labels-ignored", "target-not-detached"), loss_curve),
     **dict.fromkeys(("views-identical", "representation-collapse", "values-overestimated"), loss_curve),
-    "generator-starves": loss_curve,
+    **dict.fromkeys(("target-network-stale", "generator-starves"), loss_curve),
     "optimizer-state-lost": loss_curve,
     "schedule-too-short": rate_curve,
     "warmup-too-long": rate_curve,

@@ -13,6 +13,7 @@ import argparse
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ WAYS = ("torch clip", "none", "ClipByGlobalNorm(1.0)", "ClipByNorm(1.0)", "AGC(0
 EVERY = 3  # steps from one measured step to the next
 
 
+@cache
 def shapes(tensors: int) -> dict[str, Sequence[int]]:
     """The parameters of the net of so many tensors."""
     with torch.device("meta"):
@@ -61,13 +63,18 @@ def trace(sizes: Mapping[str, Sequence[int]], dtype: torch.dtype, way: str | Non
     return traces
 
 
+@cache
+def _of_optimizer(tensors: int, dtype: torch.dtype) -> int:
+    """The launches of the optimizer's step alone."""
+    return trace(shapes(tensors), dtype, None)[0].total
+
+
 def row(tensors: int, dtype: torch.dtype, way: str, triton: bool = False) -> dict[str, Any]:
     """Launches beyond those of the optimizer alone, and what a step waits for or allocates."""
-    sizes = shapes(tensors)
-    alone, (plain, measured) = trace(sizes, dtype, None)[0], trace(sizes, dtype, way, triton)
+    plain, measured = trace(shapes(tensors), dtype, way, triton)
     found = {
         "tensors": tensors, "dtype": str(dtype).removeprefix("torch."), "way": way, "triton": triton,
-        "launches": plain.total - alone.total, "measured": measured.total - plain.total,
+        "launches": plain.total - _of_optimizer(tensors, dtype), "measured": measured.total - plain.total,
     }  # fmt: skip
     for kind in ("reads", "copies", "allocations"):
         found[kind] = getattr(plain, kind) + getattr(measured, kind)

@@ -574,6 +574,8 @@ def leaps(at, targets):
         (np.full(SAMPLES, 64), 1),
         (np.where(np.arange(SAMPLES) < 6, 64, 128), 1),  # long before
         (64 + np.arange(SAMPLES) % 7, 1),  # they differ all the time
+        (np.where(np.arange(SAMPLES) < 14, 64, 96 + 32 * (np.arange(SAMPLES) % 3)), 0),  # longer rows among others
+        (np.where(np.arange(SAMPLES) < 14, 64, 32 - np.arange(SAMPLES) % 3), 1),  # the last batch of each epoch
     ],
 )
 def test_a_leap_where_another_task_begins_is_no_odd_batch(targets, found):

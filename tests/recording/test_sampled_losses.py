@@ -77,6 +77,15 @@ def test_a_factor_of_the_loss_is_told_where_nobody_takes_it_out_of_the_gradients
     for name, loss_of, between in [("out", scaled, unscaled), ("none", entropy, None)]:
         history, _ = trained(tmp_path / name, loss_of, between=between)
         assert looked_at(history, "factor") == []
+
+    def clipped(net):
+        nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+
+    history, _ = trained(tmp_path / "clipped", scaled, between=clipped)
+    assert looked_at(history, "factor") == looked_at(history)
+    for name, between in [("before", (unscaled, clipped)), ("after", (clipped, unscaled))]:
+        history, _ = trained(tmp_path / name, scaled, between=lambda net, those=between: [each(net) for each in those])
+        assert looked_at(history, "factor") == []
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12)
     history, _ = trained(tmp_path / "scaler", lambda net, step: scaler.scale(entropy(net, step)))
     assert history.total("in_loss/factor")[0] == 2**12

@@ -201,6 +201,27 @@ def past_the_end(folder, sick=True, steps=400):
     return fit(folder, net, optim.Adam(net.parameters(), 0.003), loss_of, steps)
 
 
+def never_updated(folder, sick=True, steps=400):
+    """Values of steps along a corridor, by a target network that stays as it began (the twin: it follows)."""
+    torch.manual_seed(SEED[0])
+    net, draw = dense([12, 48, 2]), torch.Generator().manual_seed(SEED[0])
+    slow, place = copy.deepcopy(net), torch.eye(12)
+
+    def loss_of(step):
+        if step % 10 == 0 and not sick:
+            slow.load_state_dict(net.state_dict())
+        at = torch.randint(11, (128,), generator=draw)
+        way = torch.randint(2, (128,), generator=draw)
+        then = (at + 2 * way - 1).clamp(min=0)
+        there = (then == 11).float()
+        with torch.no_grad():
+            to_come = slow(place[then]).amax(1) * (1 - there)
+        q = net(place[at]).gather(1, way[:, None])[:, 0]
+        return F.smooth_l1_loss(q, there + 0.9 * to_come), {"q": q.detach().mean()}
+
+    return fit(folder, net, optim.Adam(net.parameters(), 0.01), loss_of, steps)
+
+
 def moved_from_both_sides(folder, sick=True, steps=400):
     """What squares of a ring are worth, by the value of the one that follows (the twin: which is left as it is)."""
     torch.manual_seed(SEED[0])

@@ -30,6 +30,7 @@ from gradwatch.analysis.rules import diagnose
         (t.class_left_out, "labels-ignored", "ignore_index=0 leaves"),
         (t.changed_in_place, "views-identical", "is the very same embedding"),
         (t.past_the_end, "values-overestimated", "comes after the end of an episode"),
+        (t.never_updated, "target-network-stale", "although the model has learnt it wholly"),
         (t.moved_from_both_sides, "target-not-detached", "the gradient goes through both"),
         (t.hardest_first, "representation-collapse", "the negatives are the hardest of each batch"),
         (

@@ -308,6 +308,7 @@ ALARMED_ONCE = (  # by rules that had not seen them
     "curvature-of-rows-and-columns", "no-norms-but-standard-weights", "picture-from-hashed-grids",
     "proxies-for-each-kind", "two-critics-and-a-late-actor", "updates-of-clients-as-gradients",
     "wide-net-with-rates-by-width", "tied-letters-in-orthogonal-steps", "rollouts-that-reach-further",
+    "a-lamplighter-in-a-dark-corridor", "pressure-along-a-penstock-in-pascals", "trails-of-ants-that-grow-longer",
 )  # fmt: skip
 
 

@@ -52,9 +52,9 @@ def treated(treatment: Treatment) -> Iterator[None]:
 def fit(folder, model, optimizer, loss_of, steps, before_step=None, zero_grad=True, read=True, **options):
     """Train `steps` steps and return their History.
 
-    `loss_of(step)` gives the loss; `before_step(step)` stands between backward and the optimizer's step; `options` are
-    those of `gradwatch.watch` (`every=1` here unless told). `optimizer` may be a list of them. With `read` False
-    nothing is returned (ranks that record nothing).
+    `loss_of(step)` gives the loss, or that and a dict of what else is logged; `before_step(step)` stands between
+    backward and the optimizer's step; `options` are those of `gradwatch.watch` (`every=1` here unless told).
+    `optimizer` may be a list of them. With `read` False nothing is returned (ranks that record nothing).
     """
     options |= TREATMENT[-1].begin(model, optimizer)
     optimizers = optimizer if isinstance(optimizer, list) else [optimizer]
@@ -63,13 +63,13 @@ def fit(folder, model, optimizer, loss_of, steps, before_step=None, zero_grad=Tr
         for step in range(steps):
             for one in optimizers if zero_grad else ():
                 one.zero_grad()
-            loss = loss_of(step)
+            loss, logged = loss if isinstance(loss := loss_of(step), tuple) else (loss, {})
             loss.backward()
             if before_step:
                 before_step(step)
             for one in optimizers:
                 one.step()
-            watch.log(loss=loss)
+            watch.log(loss=loss, **logged)
     return gradwatch.open_history(watch.dir) if read else None
 
 

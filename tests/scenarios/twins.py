@@ -92,6 +92,7 @@ TWINS: dict[str, tuple[tuple[str, Train], tuple[str, Train]]] = {
             ("views-identical", t.changed_in_place, "both views are one tensor", "each is a copy"),
             ("representation-collapse", t.hardest_first, "the hardest negatives from the start", "any negatives"),
             ("values-overestimated", t.past_the_end, "a value after the end of a walk", "none"),
+            ("target-network-stale", t.never_updated, "the target network never follows", "it follows every 10 steps"),
             ("target-not-detached", t.moved_from_both_sides, "the next value keeps its graph", "it is detached"),
             ("wrong-sign", t.head_that_climbs, "the head has maximize=True", "no group has"),
             ("logits-bounded", t.bare_cosines, "cosines without a scale", "16 times as large"),
@@ -164,6 +165,7 @@ NOT_TOLD = {
     "views-identical",
     "representation-collapse",
     "values-overestimated",
+    "target-network-stale",
     "target-not-detached",
 }
 TOLD_BY_LOSSES = [as_sick(rule) for rule in TWINS if rule not in NOT_TOLD]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Sequence
 from itertools import takewhile
 
@@ -88,6 +90,66 @@ _OVERESTIMATES = (
     "the value of what comes after the end of an episode is counted, too",
     "each step chases the errors of the one before: the maximum of estimates, a target network that follows at once, a "
     "rate that is too high",
+)
+
+
+def target_network_stale(
+    history: History, known: float = 0.95, still: float = 0.3, least: int = 12, min_steps: int = 200
+) -> list[Finding]:
+    """The values of chosen actions are learnt to the last digit, and what they are to be never moved. A warning.
+
+    Alarm: a loss of differences is taken of one number out of several of each row, as `q.gather(1, action)` gives it;
+    in the last quarter of the samples the model explains the share `known` of what is asked for, whose mean is away
+    from that of the first quarter by less than the share `still` of its deviation; what is logged is of episodes, by
+    its name; and no metric got better. A value that is learnt from the next state's grows with that, as it was next to
+    0 at first.
+    Source: Mnih et al. (2015), Nature 518, algorithm 1 (every C steps the target network is made equal to the other).
+    """
+    _, asked, spread, explained = sampled(history, "target_mean", "target_std", "explained")
+    layer = next((layer for path, layer in paths(history) if _is_chosen(path)), None)
+    acts = any(map(_OF_EPISODES.search, history.logged))
+    if layer is None or not acts or len(asked) < least or len(history) < min_steps or reaches_its_goal(history):
+        return []
+    quarter = max(3, len(asked) // 4)
+    moved = abs(float(np.median(asked[-quarter:]) - np.median(asked[:quarter])))
+    learnt, deviation = float(np.median(explained[-quarter:])), float(np.median(spread))
+    if not (learnt >= known and moved < still * deviation):
+        return []
+    return [
+        from_graph(
+            history,
+            "target-network-stale",
+            layer,
+            {"target_first": float(asked[0]), "target_last": float(asked[-1]), "explained": learnt},
+            f"What the values of the chosen actions are to be was {asked[0]:.3g} on average at first and is "
+            f"{asked[-1]:.3g} in the end, although the model has learnt it wholly. {either(_STALE)}",
+            "Copy the weights into the target network every few hundred steps, "
+            "target.load_state_dict(net.state_dict()), or let it follow slowly; print a weight of it twice. If it "
+            "follows: look whether a reward is ever seen.",
+            _STALE,
+        )
+    ]
+
+
+def _is_chosen(path: Sequence[Operation]) -> bool:
+    """Whether a loss of differences is right above a choice of one number out of several of each row."""
+    if not path or path[0].name not in NUMBERS:
+        return False
+    below = list(takewhile(lambda op: op.name in _OF_ONE, path[1:]))
+    rest = path[1 + len(below) :]
+    chosen = [op for op in below if op.name in ("Gather", "Index")]
+    if not chosen or not rest or not rest[0].shape:
+        return False
+    return rest[0].shape[-1] > 1 and math.prod(chosen[-1].shape) * rest[0].shape[-1] == math.prod(rest[0].shape)
+
+
+_OF_ONE = {"Gather", "Index", "Select", "Squeeze", "Unsqueeze", "View", "ReshapeAlias", "UnsafeView", "ToCopy"}
+_OF_EPISODES = re.compile(
+    r"(?<![a-z])(q|q_?values?|td_?errors?|rewards?|returns?|episodes?|epsilon)(?![a-z])", re.IGNORECASE
+)
+_STALE = (
+    "the network that they are made with is never updated, so that they tell what one action more brings and no more",
+    "no reward was ever seen, or nothing is to come after it (gamma is 0)",
 )
 
 

@@ -36,7 +36,7 @@ _NAMED: dict[str, set[str]] = {
     "inputs-not-normalised": _RUINED
     | {"exploding", "lr-too-high", "bad-initialisation", "scaled-gradients", "posterior-collapse"},
     "gradients-accumulate": _RUINED | {"exploding", "lr-too-high", "scaled-gradients"},
-    "scaled-gradients": _RUINED | {"exploding", "lr-too-high"},
+    "scaled-gradients": _RUINED | {"exploding", "lr-too-high", "clip-is-your-learning-rate"},
     "clip-before-unscale": {"clip-is-your-learning-rate", "double-clip", "update-too-small", "weights-unchanged"}
     | {"clip-over-muon"},
     "exploding": _RUINED | {"lr-too-high", "posterior-collapse"},

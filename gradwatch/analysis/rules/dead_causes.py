@@ -38,11 +38,7 @@ def why_dead(history: History, dead: Bools, start: bool, idle: bool, apart: bool
         return _APART
     wide = dead & matrices(history)
     if wide.any() and began_at_zero(history)[wide].all():
-        return Why(
-            "No gradient has ever reached these weights: they all began at 0, and zeros pass none on.",
-            "Begin with other weights than 0 (He's initialisation).",
-            {},
-        )
+        return BEGAN_AT_ZERO
     if start:
         return _never_reached(history, dead)
     if ends_in(history, "ReLU") and dead[matrices(history)].all():
@@ -137,6 +133,12 @@ _APART = Why(
     alternatives=_NO_TERM,
 )
 _OF_A_STATE = re.compile(r"(^|\.)weight_hh")  # of a recurrence
+BEGAN_AT_ZERO = Why(
+    "No gradient has ever reached these weights: they all began at 0, and zeros pass none on.",
+    "Begin with other weights than 0 (He's initialisation).",
+    {},
+)
+
 FORGETS = Why(
     "Gradients reach the biases beside these weights, and none the weights: the state that they are given is 0 in "
     "every call. What was read before is forgotten each time.",

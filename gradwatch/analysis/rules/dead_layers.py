@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from gradwatch.analysis.rules.dead_causes import CHOOSE, FORGETS, IDLE, of_one, why_dead
+from gradwatch.analysis.rules.dead_causes import BEGAN_AT_ZERO, CHOOSE, FORGETS, IDLE, of_one, why_dead
 from gradwatch.analysis.rules.facts import middle
-from gradwatch.analysis.rules.finding import Finding, either
+from gradwatch.analysis.rules.finding import Finding, Why, either
 from gradwatch.analysis.rules.layer_facts import (
     began_at_zero,
     beside_bias,
@@ -86,7 +86,7 @@ def dead_layer(
     why = why_dead(history, dead, start, idle, apart)
     return [
         Finding(
-            rule="no-gradient" if apart or why is FORGETS else "dead-layer",
+            rule=_called(why, apart),
             severity="error" if dying_network else "note" if why is IDLE or lone else "warning",
             layers=pick(history, dead),
             first_step=int(history.layer_step[first]),
@@ -103,6 +103,11 @@ def dead_layer(
             alternatives=why.alternatives,
         )
     ]
+
+
+def _called(why: Why, apart: bool) -> str:
+    """By what the cause asks for, where that is known."""
+    return "no-gradient" if apart or why is FORGETS else "bad-initialisation" if why is BEGAN_AT_ZERO else "dead-layer"
 
 
 def _underflows(norm: Floats, smallest: float = 1.1e-19) -> bool:

@@ -111,8 +111,9 @@ def _told(history: History, least: float) -> Finding | None:
         {"factor": float(factor[-1]), "median_grad_norm": middle(incoming(history))},
         f"The loss is multiplied by {scale} before backward(), and nothing divides the gradients by it: they are "
         f"{scale} times those of the loss when the optimizer steps.",
-        "scaler.step(optimizer) and scaler.update() in the place of optimizer.step(); before a clip "
-        "scaler.unscale_(optimizer). Until then thresholds of clips are wrong by the same factor.",
+        "Divide the gradients by it before any clip, and before the step: scaler.unscale_(optimizer) does, and "
+        "scaler.step(optimizer) in the place of optimizer.step(). Until then thresholds of clips are wrong by the same "
+        "factor.",
     )
 
 

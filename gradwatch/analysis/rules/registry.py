@@ -13,6 +13,7 @@ from gradwatch.analysis.rules.activations import dead_units, saturated
 from gradwatch.analysis.rules.advantages import (
     policy_loss_trains_critic,
     returns_not_normalised,
+    target_network_stale,
     target_not_detached,
     values_overestimated,
 )
@@ -95,7 +96,7 @@ RULES: tuple[Rule, ...] = (
     labels_not_shifted, targets_out_of_range, padding_in_loss, targets_not_normalised, data_not_shuffled,
     class_imbalance, accumulation_wiped, logits_bounded, future_seen, codebook_collapse, posterior_collapse,
     returns_not_normalised, policy_loss_trains_critic, labels_ignored, views_identical,
-    representation_collapse, values_overestimated, target_not_detached,
+    representation_collapse, values_overestimated, target_network_stale, target_not_detached,
     wrong_sign, no_activation, weights_reset,
     inputs_not_normalised, negative_loss, left_in_eval, norm_statistics, dead_units, saturated,
     optimizer_state_lost, schedule_too_short, warmup_too_long,

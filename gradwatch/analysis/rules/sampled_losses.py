@@ -121,17 +121,22 @@ def explains_less(history: History, share: float) -> bool:
     return len(explained) >= LEAST_SAMPLES and ended(explained) < share
 
 
-def another_task(history: History) -> Bools:
+def another_task(history: History, calm: int = 8) -> Bools:
     """In which rows a loss came to be of another number of targets for good, and the steps after it, `[T]`.
 
     Rows that grow, a context that is extended: the loss leaps, and no batch is odd. Between two samples of one number
-    each, and two of another, the change lies after the first of them and is over at the last.
+    each, and two of another, the change lies after the first of them and is over at the last. Where `calm` samples or
+    more had one number, and a larger one came among others, it may have come up to three samples before it was met.
     """
     at, targets = sampled(history, "targets")
     changed = np.zeros(len(history), bool)
     for i in range(1, len(at) - 2):
         if targets[i - 1] == targets[i] != targets[i + 1] == targets[i + 2]:
             changed |= (history.step > at[i]) & (history.step <= at[i + 2])
+    other = np.flatnonzero(targets != targets[:1])[:1]
+    if len(other) and other[0] >= calm and targets[other[0]] > targets[0]:
+        last = min(other[0] + 2, len(at) - 1)
+        changed |= (history.step > at[other[0] - 3]) & (history.step <= at[last])
     return changed
 
 
