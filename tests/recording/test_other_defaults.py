@@ -1,5 +1,7 @@
 """What a training sets for its own tensors, the default dtype and device, changes nothing of what is recorded."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 import torch
@@ -72,11 +74,17 @@ def assert_equal(found, wanted):
         np.testing.assert_allclose(found[name], values, rtol=1e-5, atol=1e-7, err_msg=name)
 
 
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """`plain(policy, device)`: what is recorded where nothing is set, of which there is one."""
+    return cache(lambda *asked: recorded(tmp_path_factory.mktemp("plain"), *asked))
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("default", DEFAULTS)
-def test_what_is_recorded_is_the_same(default, policy, device, tmp_path):
-    wanted = recorded(tmp_path / "plain", policy, device)
+def test_what_is_recorded_is_the_same(default, policy, device, plain, tmp_path):
+    wanted = plain(policy, device)
     found = recorded(tmp_path / "other", policy, device, default)
     assert wanted.keys() >= {"grad_norm", "weight_norm", "update_ratio", "loss"}
     assert_equal(found, wanted)

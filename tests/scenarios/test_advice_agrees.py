@@ -10,8 +10,11 @@ import shlex
 from collections import defaultdict
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from gradwatch.analysis.rules.facts import GUARD
+from gradwatch.analysis.rules.guard import USUAL
 from gradwatch.open_run import open_history
 from gradwatch.report import build_report
 
@@ -40,8 +43,13 @@ def thresholds(run):
 
 
 @pytest.fixture(scope="module")
-def pages():
-    return {folder.name: build_report([open_history(folder)]).runs[0] for folder in RECORDED}
+def histories():
+    return {folder.name: open_history(folder) for folder in RECORDED}
+
+
+@pytest.fixture(scope="module")
+def pages(histories):
+    return {name: build_report([history]).runs[0] for name, history in histories.items()}
 
 
 @pytest.mark.slow
@@ -49,6 +57,18 @@ def test_no_page_names_two_thresholds(pages):
     advised = {(name, of): dict(limits) for name, run in pages.items() for of, limits in thresholds(run).items()}
     assert len(advised) > 50
     assert {place: limits for place, limits in advised.items() if len(limits) > 1} == {}
+    assert not any(GUARD in finding.cure for run in pages.values() for finding in all_of(run.findings))
+
+
+@pytest.mark.slow
+def test_no_threshold_lies_far_below_all_norms(pages, histories):
+    low = []
+    for name, run in pages.items():
+        norm = histories[name].total("grad_norm")
+        for limit in map(float, {limit for limits in thresholds(run).values() for limit in limits}):
+            is_known = np.isfinite(norm[:2]).all() and limit != USUAL
+            low += [(name, limit)] if is_known and not limit > 1e-3 * norm[norm > 0].min() else []
+    assert low == []
 
 
 @pytest.mark.slow

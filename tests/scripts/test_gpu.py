@@ -50,14 +50,14 @@ def test_a_run_writes_what_it_found_and_needs_neither_mlflow_nor_plotly(tmp_path
         ROOT / "scripts" / "bench" / "gpu",
         "--tiny",
         "--only",
-        "drains,tests,scenarios",
+        "tests,scenarios",
         "-o",
         tmp_path / "gpu.json",
     ]
     done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
     report = json.loads((tmp_path / "gpu.json").read_text())
     assert (done.returncode, report["failures"]) == (0, []), done.stdout + done.stderr
-    assert list(report["sections"]) == ["drains", "tests", "scenarios"]
+    assert list(report["sections"]) == ["tests", "scenarios"]
     ((file, counts),) = report["sections"]["tests"]["parts"].items()
     assert (ROOT / file).exists()
     assert counts["failed tests"] == {}

@@ -93,7 +93,7 @@ def fork(rank, folder, *case):
     os.dup2(error, 2)
     try:
         dist.init_process_group(
-            "gloo", f"file://{folder}/store", rank=rank, world_size=2, timeout=datetime.timedelta(seconds=40)
+            "gloo", f"file://{folder}/store", rank=rank, world_size=2, timeout=datetime.timedelta(seconds=20)
         )
         train(folder, *case)
     except BaseException as raised:

@@ -179,7 +179,7 @@ def test_a_server_too_slow_for_large_requests_gets_smaller_ones(server, proxy, t
         ok(exchange)
 
     proxy.always = slow
-    folder = run_for(proxy, tmp_path, name="slow", steps=80)
+    folder = run_for(proxy, tmp_path, name="slow", steps=40)
     (outcome,) = follow(folder, poll=0.01)
     assert outcome.done
     assert proxy.met["slow"] < 100
