@@ -76,6 +76,19 @@ def behind_a_sigmoid(folder, sick=True, steps=200):
     return fit(folder, net, optim.Adam(net.parameters(), 0.01), loss_of, steps)
 
 
+def squashed_twice(folder, sick=True, steps=200):
+    """Points of two kinds, a sigmoid before binary_cross_entropy_with_logits (the twin: logits)."""
+    torch.manual_seed(SEED[0])
+    net, draw = dense([6, 32, 1]), torch.Generator().manual_seed(SEED[0])
+
+    def loss_of(step):
+        x = torch.randn(64, 6, generator=draw)
+        said = net(x)
+        return F.binary_cross_entropy_with_logits(said.sigmoid() if sick else said, (x[:, :1] > x[:, 1:2]).float())
+
+    return fit(folder, net, optim.Adam(net.parameters(), 0.01), loss_of, steps)
+
+
 def prices(folder, sick=True, steps=200):
     """Prices around 4,000 as they are (the twin: of mean 0 and deviation 1)."""
     torch.manual_seed(SEED[0])

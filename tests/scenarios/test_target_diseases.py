@@ -16,6 +16,7 @@ from gradwatch.analysis.rules import diagnose
         (t.not_shifted, "labels-not-shifted", "100 % of the targets are the token that the model is given"),
         (t.padded, "padding-in-loss", f"are the token {t.CODES.max()}, which stands at one end of the rows"),
         (t.behind_a_sigmoid, "targets-out-of-range", "a sigmoid, gives numbers between 0 and 1"),
+        (t.squashed_twice, "activation-on-logits", "is given what comes out of a sigmoid"),
         (t.wiped, "accumulation-wiped", "and the step is that of what is left, of 1/16 of the data"),
         (t.bare_cosines, "logits-bounded", "among 10 classes no loss is below 1."),
         (t.read_ahead, "future-seen", "of its weight to later tokens"),

@@ -61,6 +61,7 @@ TWINS: dict[str, tuple[tuple[str, Train], tuple[str, Train]]] = {
                 "-log D(G(z)), in turn",
             ),
             ("softmax-twice", partial(s.softmaxed, lr=1.0), "a softmax before cross_entropy", "logits"),
+            ("activation-on-logits", t.squashed_twice, "a sigmoid before a loss of logits", "logits"),
             ("bad-initialisation", s.begun_large, "weights ten times as large", "torch's own weights"),
             ("inputs-not-normalised", s.inputs_of_bytes, "inputs from 0 to 255, SGD", "inputs from 0 to 1"),
             ("negative-loss", s.wrong_sign, "minus the cross-entropy", "the cross-entropy"),

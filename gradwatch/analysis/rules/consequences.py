@@ -8,7 +8,13 @@ _RUINED = {"nonfinite", "dead-layer", "spike", "imbalance", "vanishing", "weight
     "attention-logits-grow", "attention-collapsed", "activation-outlier", "expert-starved",
     "skips-often", "clip-over-muon", "stale-second-moment",
 }  # fmt: skip
-_MISMADE = _RUINED | {"exploding", "lr-too-high", "softmax-twice"}  # what is put together wrongly is there at once
+_MISMADE = _RUINED | {
+    "exploding",
+    "lr-too-high",
+    "softmax-twice",
+    "activation-on-logits",
+}  # what is put together wrongly is there at once
+_HARDLY_APART = {"update-too-small", "vanishing", "logits-bounded", "stale-second-moment"}  # what the loss is given
 _NAMED: dict[str, set[str]] = {
     **dict.fromkeys(("shapes-broadcast", "softmax-over-the-batch", "norm-over-too-few", "axes-mixed"), _MISMADE),
     "dropout-too-strong": _MISMADE | {"bad-initialisation"},
@@ -32,7 +38,7 @@ _NAMED: dict[str, set[str]] = {
     "optimizer-state-lost": _RUINED | {"exploding", "lr-too-high"},
     "schedule-too-short": _RUINED | {"exploding", "lr-too-high"},
     "warmup-too-long": {"update-too-small", "weights-unchanged"},
-    "softmax-twice": {"update-too-small", "vanishing", "logits-bounded", "stale-second-moment"},
+    **dict.fromkeys(("softmax-twice", "activation-on-logits"), _HARDLY_APART),
     "inputs-not-normalised": _RUINED
     | {"exploding", "lr-too-high", "bad-initialisation", "scaled-gradients", "posterior-collapse"},
     "gradients-accumulate": _RUINED | {"exploding", "lr-too-high", "scaled-gradients"},

@@ -12,6 +12,7 @@ import numpy as np
 from gradwatch.analysis.rules.finding import Finding, either
 from gradwatch.analysis.rules.inputs import FAR, first_odds
 from gradwatch.analysis.rules.layer_facts import (
+    bias_columns,
     chance_loss,
     embeddings,
     initial_gains,
@@ -28,6 +29,7 @@ from gradwatch.analysis.rules.losses import scaled_losses
 from gradwatch.analysis.rules.progress import progress, succeeds
 from gradwatch.analysis.rules.sampled_losses import in_the_beginning, sampled
 from gradwatch.analysis.rules.step_length import first_ratio
+from gradwatch.formatting import percent
 from gradwatch.history import History
 
 
@@ -88,6 +90,8 @@ def far_outputs(
     elif times > spread and (gain > wide).any():
         which, numbers = gain > wide, {"times_the_targets": times}
         shown = f"What the model says at first spreads {times:.2g} times as much as what it is asked for"
+    elif odds > FAR and (found := _sure_of_one(history, odds)):
+        return found
     else:
         return _sums(history, odds) if odds > very_far else []
     typical = float(np.median(gain[which]))
@@ -100,6 +104,28 @@ def far_outputs(
             "1.5 is usual.",
             "Begin with torch's own initialisation, or the last layer with weights of a deviation of 0.02 or less. The "
             "first steps go into making the outputs small else.",
+        )
+    ]
+
+
+def _sure_of_one(history: History, odds: float, alike: float = 0.99, right: float = 0.1) -> list[Finding]:
+    """All that the model said at first was of one class, and hardly any of it right: a bias, and no weights, does that.
+
+    Source: Lin et al., arXiv:1708.02002, section 3.3 (a bias of -log((1 - p) / p) for a rare class of the share p).
+    """
+    said, hits = in_the_beginning(history, "predicted_top_share", "predicted_right")
+    biases = bias_columns(history).values()
+    if not (biases and said >= alike and hits <= right):
+        return []
+    return [
+        initial_finding(
+            history,
+            (history.layers[max(biases)],),
+            {"times_equal_odds": odds, "right": hits},
+            f"The first cross-entropy is {odds:.3g} times that of equal odds: the model begins by saying one class for "
+            f"everything, and {percent(hits)} of that is right. No weights began large: the last bias does it.",
+            "Begin the last bias at 0, or at the logarithm of the odds: log(p / (1 - p)) of a class that has the share "
+            "p of the targets, which is below 0 for a rare one.",
         )
     ]
 

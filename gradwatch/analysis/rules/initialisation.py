@@ -19,7 +19,7 @@ from gradwatch.analysis.rules.first_outputs import (
     tied_table,
 )
 from gradwatch.analysis.rules.gradients import exploding
-from gradwatch.analysis.rules.inputs import learns_from_chance, too_large_inside
+from gradwatch.analysis.rules.inputs import LARGE_GAIN, learns_from_chance, too_large_inside
 from gradwatch.analysis.rules.layer_facts import chance_loss, initial_gains, matrices, measured, pick, root_mean_square
 from gradwatch.analysis.rules.long_steps import lr_too_high
 from gradwatch.analysis.rules.progress import reaches_its_goal, succeeds
@@ -32,7 +32,7 @@ _NORMS = ("BatchNorm", "LayerNorm", "GroupNorm", "InstanceNorm", "RMSNorm")
 
 
 def bad_initialisation(
-    history: History, large: float = 3.5, small: float = 0.05, most: float = 0.75, least: int = 3
+    history: History, large: float = LARGE_GAIN, small: float = 0.05, most: float = 0.75, least: int = 3
 ) -> list[Finding]:
     """Most matrices multiply what passes through them by far too much, or by far too little, from the start. A warning.
 

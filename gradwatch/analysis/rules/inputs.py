@@ -80,6 +80,7 @@ def inputs_not_normalised(
     ]
 
 
+LARGE_GAIN = 3.5  # of a matrix as it began (`bad_initialisation`)
 FAR = 4.0  # in healthy trainings of the tests 2.8 at most, but of a net that was taught another task before: 4.2
 
 
@@ -177,9 +178,13 @@ def _beside_tables(history: History, large: float) -> tuple[str, Floats, int] | 
 
 
 def _later_inputs(history: History, large: float, beyond: float) -> tuple[str, Floats, int] | None:
-    """As `_first_inputs`, of a later matrix that is given far larger numbers than those before it."""
+    """As `_first_inputs`, of a later matrix that is given far larger numbers than those before it, none of which began
+    with a gain that makes them so.
+    """
     inside = too_large_inside(history, large, beyond)
-    return inputs_of(history, inside.layer) if inside and not inside.grown else None
+    if inside is None or inside.grown or (initial_gains(history)[: inside.layer] > LARGE_GAIN).any():
+        return None
+    return inputs_of(history, inside.layer)
 
 
 def inputs_of(history: History, layer: int) -> tuple[str, Floats, int] | None:

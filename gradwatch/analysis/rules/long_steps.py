@@ -39,6 +39,7 @@ from gradwatch.analysis.rules.long_steps_effects import (
     turned,
     unsettled,
 )
+from gradwatch.analysis.rules.loss_terms import is_partly_learnt
 from gradwatch.analysis.rules.losses import has_rivals, scaled_losses
 from gradwatch.analysis.rules.once import once
 from gradwatch.analysis.rules.progress import progress, succeeds
@@ -55,18 +56,19 @@ Rows = NDArray[np.intp]
 def lr_too_high(history: History, jump: float = 0.35, sigmas: float = 6.0, width: int = 9) -> list[Finding]:
     """A loss that the steps throw about: it jumps over its running minimum.
 
-    Both are those of the median of `width` losses in a row. It rose by more than `jump` of where it began, and by more
-    than `sigmas` robust standard deviations of its noise (in its quietest quarter), in half of `width` rows at least,
-    and the losses up there follow one another (`_are_together`): a median of few losses with a long tail, as small
-    batches have, is that high by chance. The first step is the one after it was last within half of `jump`. An error,
-    to the end of the run, when the loss also ended no lower than it began, by steps longer than usual: by usual ones
-    its targets may have grown instead, and it is a warning with both causes. A note where the loss fell to a tenth of
-    where it began all the same, or where it was over within a tenth of the steps, and the loss then fell on, to less
-    than half of where it began, if it did not throw the weights out either (`ran_away`); or where it rose before it
-    had won anything, by less than three times where it began, and the training succeeds: one first loss may lie low by
-    chance; or where what is asked for moves away with what the model says, as a value does that is learnt from itself
-    (`own_targets_move`). The loss is not judged where parts of a run train against each other (the first step alone
-    is: `first_step`), or where it is below 0 early or begins in its own noise (a policy gradient's): it has no scale.
+    Both are those of the median of `width` losses in a row. It rose by more than `jump` of where it began, and by
+    more than `sigmas` robust standard deviations of its noise (in its quietest quarter), in half of `width` rows at
+    least, and the losses up there follow one another (`_are_together`): a median of few losses with a long tail, as
+    small batches have, is that high by chance. The first step is the one after it was last within half of `jump`.
+    An error, to the end of the run, when the loss also ended no lower than it began, by steps longer than usual: by
+    usual ones its targets may have grown instead, and it is a warning with both causes. A note where the loss fell
+    to a tenth of where it began all the same, or where it was over within a tenth of the steps, and the loss then
+    fell on, to less than half of where it began, if it did not throw the weights out either (`ran_away`); or where
+    it rose before it had won anything, by less than three times where it began, and the training succeeds: one
+    first loss may lie low by chance; or where what is asked for moves away with what the model says, as a value
+    does that is learnt from itself (`own_targets_move`), or where a term of it fell by nine tenths. The loss is not
+    judged where parts of a run train against each other (the first step alone is: `first_step`), or where it is
+    below 0 early or begins in its own noise (a policy gradient's): it has no scale.
     First steps that were far too long show in the weights (`ran_away`), which is said where the loss shows nothing by
     the first 50 steps; so do first steps after which a loss leaps and wins nothing (`leapt`), steps that lead the
     weights away while little is learnt (`outgrew`), those of an Adam that begins anew in each (`anew`) or whose betas
@@ -94,7 +96,7 @@ def lr_too_high(history: History, jump: float = 0.35, sigmas: float = 6.0, width
             rise = _shifted(history, values, rows, int(rows[first]))
             shifted = rise is not None
             unlearnt = lowest >= began > float(evidence["jump"]) / 3 and not away and succeeds(history)
-            harmless = brief or well or unlearnt or own_targets_move(history)
+            harmless = brief or well or unlearnt or own_targets_move(history) or is_partly_learnt(history, name)
             severity: Severity = "note" if shifted or harmless else "warning"
             usual = largest_ratio(history, int(rows[last])) < USUAL_RATIO[is_adaptive(history)]
             unclear = end >= began and usual and not raised_before(history, int(rows[first]))

@@ -41,18 +41,21 @@ def class_imbalance(
 ) -> list[Finding]:
     """Most targets are of one class, and the model says that class for everything. A warning.
 
-    Alarm: in the later half of the samples of `min_steps` steps the same class has `share` of the targets by the median
-    and of what the model says, the class with the highest score, all but 1 - `said`. Not where a loss ended below the
-    share `learnt` of the entropy of that class against all others, which is what is lost by knowing only how frequent
-    it is: the scores say more than the highest; or of more than two classes, more than the rest of the entropy is
-    explained. By its mean: of few rare ones most batches have none. Of pixels only the highest score is drawn: there
-    that is no excuse where the class has the share `rare`. Where the loss gives that class `more` times the weight of
-    an average one, its size says nothing. Padding is told apart (`padding-in-loss`); parts that train against each
-    other are not judged, nor probabilities that are further than `soft` from 0 and 1; nor targets that never change,
-    but where the model says them from the first sample on, or a layer with a bias gives out the scores of two classes
-    or more (those of pairs that belong together, the first of each row, are products): rows all of one class.
+    Alarm: in the later half of the samples of `min_steps` steps the same class has `share` of the targets by the
+    median and of what the model says, the class with the highest score, all but 1 - `said`. Not where a loss ended
+    below the share `learnt` of the entropy of that class against all others, which is what is lost by knowing only
+    how frequent it is: the scores say more than the highest; or of more than two classes, more than the rest of the
+    entropy is explained. By its mean: of few rare ones most batches have none. Of pixels only the highest score is
+    drawn: there that is no excuse where the class has the share `rare`. Where the loss gives that class `more`
+    times the weight of an average one, its size says nothing, and it is said whatever the model says
+    (`_weights_turned`). Padding is told apart (`padding-in-loss`); parts that train against each other are not
+    judged, nor probabilities that are further than `soft` from 0 and 1; nor targets that never change, but where
+    the model says them from the first sample on, or a layer with a bias gives out the scores of two classes or more
+    (those of pairs that belong together, the first of each row, are products): rows all of one class.
     Source: He & Garcia (2009), IEEE TKDE 21, on learning from imbalanced data; Lin et al., arXiv:1708.02002, section 1.
     """
+    if turned := _weights_turned(history, more):
+        return turned
     names = "target_top", "target_top_share", "predicted_top_share", "target_std"
     step, top, asked, given, spread = sampled(history, *names)
     late = slice(len(step) // 2, None)
@@ -89,6 +92,32 @@ def class_imbalance(
             else "Give the rare classes their weight (one over their share): weight= of cross_entropy, pos_weight= of "
             "binary_cross_entropy_with_logits, or batches that hold as much of each class. Judge the model by the "
             "recall of each class, not by the loss or the accuracy over all.",
+        )
+    ]
+
+
+def _weights_turned(history: History, more: float, frequent: float = 0.6, min_steps: int = 50) -> list[Finding]:
+    """The loss gives the class that most targets are of, the share `frequent`, `more` times the weight of an average
+    one, by the median of the samples: weights are one over the share of their class.
+
+    Source: torch's documentation of BCEWithLogitsLoss (`pos_weight`); He & Garcia (2009), IEEE TKDE 21.
+    """
+    step, top, asked, weight = sampled(history, "target_top", "target_top_share", "target_top_weight")
+    if len(step) < LEAST_SAMPLES or len(history) < min_steps or len({*top}) > 1:
+        return []
+    usual, times = float(np.median(asked)), float(np.median(weight))
+    if not (usual > frequent and times > more):
+        return []
+    return [
+        from_graph(
+            history,
+            "class-imbalance",
+            "",
+            {"class": float(top[-1]), "share_of_targets": usual, "weight": times},
+            f"{percent(usual)} of the targets are of class {top[-1]:.0f}, and the loss gives that class {times:.2g} "
+            "times the weight of an average one: weights are the wrong way round, and the rare classes hardly count.",
+            "Weigh a class by one over its share: weight = 1 / counts for cross_entropy, pos_weight = negatives / "
+            "positives for binary_cross_entropy_with_logits. Judge the model by the recall of each class.",
         )
     ]
 

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from gradwatch.analysis.final_values import quarters
+from gradwatch.analysis.rules.facts import middle
 from gradwatch.analysis.rules.finding import Why
 from gradwatch.formatting import percent
 from gradwatch.history import History
@@ -32,6 +34,14 @@ def outweighed(history: History, loss: str, others: Sequence[str], most: float =
         f"Weigh the terms so that they begin at a like size: {first} by {weight * (1 - share) / share:.2g} or so.",
         {"share": share},
     )
+
+
+def is_partly_learnt(history: History, loss: str, left: float = 0.1, least: float = 0.1) -> bool:
+    """Whether a term of a loss, the share `least` of it at first or more, ended below the share `left` of its first."""
+    terms = weights_of(history, loss, [name for name in history.logged if name != loss])
+    first = {name: middle(history.total(name)[:5]) for name in (loss, *terms)}
+    large = [name for name, (weight, _) in terms.items() if weight * first[name] >= least * first[loss]]
+    return any(quarters(history, name)[-1] < left * first[name] for name in large)
 
 
 def weights_of(

@@ -30,7 +30,7 @@ from gradwatch.analysis.rules.loss_terms import outweighed
 from gradwatch.analysis.rules.open_causes import left_open, out_of_reach
 from gradwatch.analysis.rules.plateaus import begins_late, explains_nothing, finding_of, rests, stops
 from gradwatch.analysis.rules.progress import Progress, can_be_judged, progress, unmoved, went
-from gradwatch.analysis.rules.sampled_losses import is_explained
+from gradwatch.analysis.rules.sampled_losses import is_explained, own_targets_move
 from gradwatch.analysis.rules.schedule import ran_out
 from gradwatch.analysis.rules.small_updates import weak_gradients
 from gradwatch.analysis.rules.standstill import at_chance, equal_odds, stands
@@ -179,10 +179,11 @@ _OF_A_LOSS = (
 def _not_its_goal(history: History, min_steps: int, running: int, good: float = 0.9) -> list[Finding]:
     """What is meant to rise never did, an accuracy or a return, whatever the training losses do.
 
-    Of the training data, and not above `good` from the start; nor one of which an answer that is the same for all has
-    the most (`_ONE_SIDED`). Said where the losses got better, or have no scale.
+    Of the training data, and not above `good` from the start; nor where values are learnt from the model's own and
+    grow (`own_targets_move`): what is paid on the way is that of who explores; nor one of which an answer that is
+    the same for all has the most (`_ONE_SIDED`). Said where the losses got better, or have no scale.
     """
-    known = progress(history) if can_be_judged(history, min_steps, running) else []
+    known = progress(history) if can_be_judged(history, min_steps, running) and not own_targets_move(history) else []
     known = [p for p in known if not (HELD_OUT.search(p.metric) or _ONE_SIDED.search(p.metric))]
     losses = [p for p in known if p.is_loss]
     goals = [p for p in known if higher_is_better(p.metric, [history])]

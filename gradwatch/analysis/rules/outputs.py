@@ -22,6 +22,9 @@ from gradwatch.history import Floats, History
 _CURE = "Give cross_entropy the logits: take the softmax out of the model's forward, and use it for predictions only."
 
 
+SOFTMAX, SQUASHED = "softmax-twice", "activation-on-logits"
+
+
 def softmax_twice(
     history: History,
     min_steps: int = 100,
@@ -31,7 +34,8 @@ def softmax_twice(
     tiny: float = 1e-3,
     tight: float = 1e-3,
 ) -> list[Finding]:
-    """A softmax before a loss that applies its own: the loss cannot fall to 0. A warning.
+    """A softmax before a loss that applies its own: the loss cannot fall to 0. A warning. Of a sigmoid or a tanh it is
+    `activation-on-logits`.
 
     The graph of the loss shows it, or that it is not so; where it does not (a part is compiled), what the loss does.
     cross_entropy over C probabilities instead of logits lies between log(e + C - 1) - 1 (the right class has all of
@@ -53,7 +57,8 @@ def softmax_twice(
         cure = (
             _CURE if before == "softmax" else f"Give {loss} the logits: take the {before} out of the model's forward."
         )
-        return [from_graph(history, "softmax-twice", layer, {"loss": loss, "before": before}, words, cure)]
+        rule = SOFTMAX if before == "softmax" else SQUASHED
+        return [from_graph(history, rule, layer, {"loss": loss, "before": before}, words, cure)]
     last = last_matrix(history)
     if takes_logits(history) or is_of_no_choice(history):
         return []
@@ -65,9 +70,9 @@ def softmax_twice(
         if len(values) < least:
             continue
         if ends_in(history, "Sigmoid") and _of_two_sigmoids(values, tiny):
-            return [_finding(history, name, values, _SIGMOID)]
+            return [_finding(history, name, values, _SIGMOID, SQUASHED)]
         if _of_squashed(history, values, tiny):
-            return [_finding(history, name, values, _SQUASHED)]
+            return [_finding(history, name, values, _SQUASHED, SQUASHED)]
         if _over_the_batch(history, values, tight):
             return [_finding(history, name, values, _OVER_THE_BATCH)]
         classes = _classes(history, values, uniform, near)
@@ -96,10 +101,10 @@ def _classes(history: History, values: Floats, uniform: float, near: float) -> i
     return next((n for n in rows if abs(begun - math.log(n)) < near / 10 * math.log(n)), 0)
 
 
-def _finding(history: History, metric: str, values: Floats, why: Why) -> Finding:
+def _finding(history: History, metric: str, values: Floats, why: Why, rule: str = SOFTMAX) -> Finding:
     last = last_matrix(history)
     return Finding(
-        "softmax-twice",
+        rule,
         "warning",
         (last.name,) if last is not None else (),
         int(history.step[0]),

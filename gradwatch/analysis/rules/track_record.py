@@ -58,9 +58,12 @@ TRACK_RECORD: dict[str, tuple[int, int]] = {
 }
 
 
+_READ_AS = {"activation-on-logits": "softmax-twice"}  # what was one rule when it was read
+
+
 def expected_share(rule: str) -> float:
     """How often it will be right: (right + 1) / (of + 2). Source: Laplace's rule of succession."""
-    right, of = TRACK_RECORD.get(rule, (0, 0))
+    right, of = TRACK_RECORD.get(_READ_AS.get(rule, rule), (0, 0))
     return (right + 1) / (of + 2)
 
 

@@ -87,9 +87,15 @@ _OF_GROWTH = ("the loss can be lowered without end by larger weights", "the step
 
 @once
 def weights_shrink(
-    history: History, share: float = 0.1, min_measured: int = 5, half: float = 0.5, pull: float = 0.005
+    history: History,
+    share: float = 0.1,
+    min_measured: int = 5,
+    half: float = 0.5,
+    pull: float = 0.005,
+    well: float = 0.95,
 ) -> list[Finding]:
-    """Weights that fade away: most matrices ended below `share` of their first norm. A warning.
+    """Weights that fade away: most matrices ended below `share` of their first norm. A warning; a note where a decay
+    does it and a loss fell by the share `well`.
 
     Or below `half` of it, where a decay takes the share `pull` of them or more in each step: then it begins with the
     first one. Or most of the matrices and gains of one param group with such a decay did (`_of_a_group`).
@@ -121,7 +127,7 @@ def weights_shrink(
     return [
         Finding(
             "weights-shrink",
-            "warning",
+            "note" if decays and succeeds(history, well) else "warning",
             pick(history, which),
             int(history.layer_step[at[row]]),
             int(history.step[-1]),
