@@ -20,7 +20,7 @@ from gradwatch.analysis.rules.long_steps import lr_too_high
 from gradwatch.analysis.rules.losses import odd_batch
 from gradwatch.analysis.rules.no_progress import no_progress
 from gradwatch.analysis.rules.nonfinite import nonfinite
-from gradwatch.analysis.rules.outputs import softmax_twice
+from gradwatch.analysis.rules.outputs import activation_on_logits, softmax_twice
 from gradwatch.analysis.rules.small_updates import _of_small_steps, update_too_small
 from gradwatch.analysis.rules.spikes import spike
 from gradwatch.analysis.rules.unchanged import weights_unchanged
@@ -694,11 +694,11 @@ def test_a_loss_that_begins_as_if_all_outputs_were_alike_may_have_two_softmaxes(
 def test_a_loss_that_lies_where_two_sigmoids_have_it_may_have_two():
     sigmoid = {"0": "Linear", "1": "Sigmoid"}
     comes_to_half = 0.6935 + 0.23 * np.exp(-np.arange(STEPS) / 40)
-    (found,) = softmax_twice(run(loss=comes_to_half, modules=sigmoid))
+    (found,) = activation_on_logits(run(loss=comes_to_half, modules=sigmoid))
     assert (found.confidence, "two of them" in found.cause) == ("possible", True)
-    assert softmax_twice(run(loss=comes_to_half, modules=LINEAR)) == []
-    assert softmax_twice(run(loss=comes_to_half - 0.23, modules=sigmoid)) == []  # begins as one of a sigmoid does
-    assert softmax_twice(run(loss=comes_to_half + 0.1, modules=sigmoid)) == []  # above what even outputs give
+    assert activation_on_logits(run(loss=comes_to_half, modules=LINEAR)) == []
+    assert activation_on_logits(run(loss=comes_to_half - 0.23, modules=sigmoid)) == []  # begins as of one
+    assert activation_on_logits(run(loss=comes_to_half + 0.1, modules=sigmoid)) == []  # above what even outputs give
     (rests,) = no_progress(run(loss=comes_to_half, modules=sigmoid))
     assert "equal probabilities" in rests.cause
 

@@ -13,7 +13,7 @@ from gradwatch.analysis.rules.gradients import exploding
 from gradwatch.analysis.rules.initialisation import bad_initialisation
 from gradwatch.analysis.rules.no_gradient import no_gradient
 from gradwatch.analysis.rules.no_progress import no_progress
-from gradwatch.analysis.rules.outputs import softmax_twice
+from gradwatch.analysis.rules.outputs import activation_on_logits, softmax_twice
 from gradwatch.analysis.rules.registry import group
 from gradwatch.analysis.rules.rivals import generator_starves
 from gradwatch.analysis.rules.small_updates import update_too_small
@@ -85,19 +85,19 @@ def squashed(positive):
 
 @pytest.mark.parametrize("positive", [0.5, 0.2])
 def test_two_sigmoids_are_seen_without_the_module_where_the_gradient_fades(positive):
-    (found,) = softmax_twice(run(loss=squashed(positive), grad_norm=FADES))
+    (found,) = activation_on_logits(run(loss=squashed(positive), grad_norm=FADES))
     assert "between 0 and 1" in found.cause
     assert len(found.alternatives) == 2
-    assert softmax_twice(run(loss=squashed(positive), grad_norm=np.ones(STEPS))) == []
-    assert softmax_twice(run(loss=squashed(positive) - 0.05 * ROW / 40, grad_norm=FADES)) == []
+    assert activation_on_logits(run(loss=squashed(positive), grad_norm=np.ones(STEPS))) == []
+    assert activation_on_logits(run(loss=squashed(positive) - 0.05 * ROW / 40, grad_norm=FADES)) == []
 
 
 def test_a_part_whose_rival_is_squashed_twice_is_seen_by_where_it_begins_and_stays():
     asks = math.log(2) - (math.log(2) - math.log1p(math.exp(-0.5))) * np.exp(-ROW / 40)
-    (found,) = softmax_twice(run(part="G", loss=asks))
+    (found,) = activation_on_logits(run(part="G", loss=asks))
     assert "between 0 and 1" in found.cause
-    assert softmax_twice(run(part="G", loss=asks + 0.2)) == []
-    assert softmax_twice(run(part="G", loss=np.where(ROW == 300, 0.8, asks))) == []
+    assert activation_on_logits(run(part="G", loss=asks + 0.2)) == []
+    assert activation_on_logits(run(part="G", loss=np.where(ROW == 300, 0.8, asks))) == []
 
 
 def test_a_loss_that_slows_down_low_in_the_band_of_two_softmaxes_may_have_them_whichever_layer_is_last():

@@ -16,13 +16,50 @@ from gradwatch.analysis.rules.layer_facts import bias_columns, columns, ends_in,
 from gradwatch.analysis.rules.loss_graph import from_graph, is_of_no_choice, squashed, takes_logits
 from gradwatch.analysis.rules.losses import has_rivals, scaled_losses
 from gradwatch.analysis.rules.no_gradient import no_gradient
+from gradwatch.analysis.rules.once import once
 from gradwatch.formatting import percent
 from gradwatch.history import Floats, History
 
 _CURE = "Give cross_entropy the logits: take the softmax out of the model's forward, and use it for predictions only."
 
 
-SOFTMAX, SQUASHED = "softmax-twice", "activation-on-logits"
+@once
+def activation_on_logits(
+    history: History, min_steps: int = 100, running: int = 500, tiny: float = 1e-3
+) -> list[Finding]:
+    """A sigmoid or a tanh before a loss that wants logits, and applies one itself: it cannot fall to 0. A warning.
+
+    The graph of the loss shows it, or that it is not so; where it does not, what the loss does, over `min_steps` steps
+    (`running` of a run under way): the last of the modules is a Sigmoid and the loss lies where two of these have it
+    (`_of_two_sigmoids`), or it does so and its gradient faded (`_of_squashed`).
+    Source: torch's documentation of BCEWithLogitsLoss (a sigmoid and BCELoss in one).
+    """
+    shown = squashed(history)
+    if shown is not None:
+        return [] if shown[1] == "softmax" else [_shown("activation-on-logits", history, *shown)]
+    for name, values in _judged(history, min_steps, running).items():
+        why = _SIGMOID if ends_in(history, "Sigmoid") and _of_two_sigmoids(values, tiny) else None
+        why = why or (_SQUASHED if _of_squashed(history, values, tiny) else None)
+        if why:
+            return [_finding("activation-on-logits", history, name, values, why)]
+    return []
+
+
+def _shown(rule: str, history: History, loss: str, before: str, layer: str) -> Finding:
+    """What the graph shows of a loss, what stands before it, and the layer below."""
+    words = f"{loss} is given what comes out of a {before}, and applies one of its own: of numbers between "
+    words += f"{-1 if before == 'tanh' else 0} and 1 it cannot fall to 0, and their gradients are small."
+    cure = _CURE if before == "softmax" else f"Give {loss} the logits: take the {before} out of the model's forward."
+    return from_graph(history, rule, layer, {"loss": loss, "before": before}, words, cure)
+
+
+def _judged(history: History, min_steps: int, running: int) -> dict[str, Floats]:
+    """The finite values of losses that are long enough, of a model whose graph does not show that logits go in."""
+    if last_matrix(history) is None or takes_logits(history) or is_of_no_choice(history):
+        return {}
+    least = running if history.run.status == "RUNNING" else min_steps
+    found = {name: logged[np.isfinite(logged)] for name, logged in scaled_losses(history).items()}
+    return {name: values for name, values in found.items() if len(values) >= least}
 
 
 def softmax_twice(
@@ -34,8 +71,7 @@ def softmax_twice(
     tiny: float = 1e-3,
     tight: float = 1e-3,
 ) -> list[Finding]:
-    """A softmax before a loss that applies its own: the loss cannot fall to 0. A warning. Of a sigmoid or a tanh it is
-    `activation-on-logits`.
+    """A softmax before a loss that applies its own: the loss cannot fall to 0. A warning.
 
     The graph of the loss shows it, or that it is not so; where it does not (a part is compiled), what the loss does.
     cross_entropy over C probabilities instead of logits lies between log(e + C - 1) - 1 (the right class has all of
@@ -44,37 +80,16 @@ def softmax_twice(
     floor and no further, or the last of the model's modules is a Softmax (then a loss that is that of probabilities as
     it should be is the alternative), or the loss fell from within the share `tight` of log C though the last weights
     did not begin small (then small outputs are the alternative), or it slows down in the lowest third of the band (then
-    that there is no more to learn is). Or the last of the modules is a Sigmoid and the loss lies where two of these
-    have it (`_of_two_sigmoids`), or it does so and its gradient faded (`_of_squashed`). C is the number of rows of the
-    last weight matrix, or of another if the loss began next to its logarithm: modules stand as they were made.
+    that there is no more to learn is). C is the number of rows of the last weight matrix, or of another if the loss
+    began next to its logarithm: modules stand as they were made.
     Source: the definition of cross_entropy; torch's documentation of CrossEntropyLoss wants logits.
     """
     shown = squashed(history)
     if shown is not None:
-        loss, before, layer = shown
-        words = f"{loss} is given what comes out of a {before}, and applies one of its own: of numbers between "
-        words += f"{-1 if before == 'tanh' else 0} and 1 it cannot fall to 0, and their gradients are small."
-        cure = (
-            _CURE if before == "softmax" else f"Give {loss} the logits: take the {before} out of the model's forward."
-        )
-        rule = SOFTMAX if before == "softmax" else SQUASHED
-        return [from_graph(history, rule, layer, {"loss": loss, "before": before}, words, cure)]
-    last = last_matrix(history)
-    if takes_logits(history) or is_of_no_choice(history):
-        return []
-    least = running if history.run.status == "RUNNING" else min_steps
-    if last is None:
-        return []
-    for name, logged in scaled_losses(history).items():
-        values = logged[np.isfinite(logged)]
-        if len(values) < least:
-            continue
-        if ends_in(history, "Sigmoid") and _of_two_sigmoids(values, tiny):
-            return [_finding(history, name, values, _SIGMOID, SQUASHED)]
-        if _of_squashed(history, values, tiny):
-            return [_finding(history, name, values, _SQUASHED, SQUASHED)]
+        return [_shown("softmax-twice", history, *shown)] if shown[1] == "softmax" else []
+    for name, values in () if activation_on_logits(history) else _judged(history, min_steps, running).items():
         if _over_the_batch(history, values, tight):
-            return [_finding(history, name, values, _OVER_THE_BATCH)]
+            return [_finding("softmax-twice", history, name, values, _OVER_THE_BATCH)]
         classes = _classes(history, values, uniform, near)
         ceiling = math.log(math.e + classes - 1)
         floor = ceiling - 1
@@ -85,7 +100,7 @@ def softmax_twice(
             words = f"No {name} fell below {floor:.3f}, the least that cross_entropy gives for {classes} probabilities "
             numbers = {"classes": classes, "lowest_possible": floor, **why.evidence}
             why = why._replace(cause=f"{words}in place of logits. {why.cause}", evidence=numbers)
-            return [_finding(history, name, values, why)]
+            return [_finding("softmax-twice", history, name, values, why)]
     return []
 
 
@@ -101,7 +116,7 @@ def _classes(history: History, values: Floats, uniform: float, near: float) -> i
     return next((n for n in rows if abs(begun - math.log(n)) < near / 10 * math.log(n)), 0)
 
 
-def _finding(history: History, metric: str, values: Floats, why: Why, rule: str = SOFTMAX) -> Finding:
+def _finding(rule: str, history: History, metric: str, values: Floats, why: Why) -> Finding:
     last = last_matrix(history)
     return Finding(
         rule,

@@ -65,7 +65,7 @@ from gradwatch.analysis.rules.nonfinite import nonfinite
 from gradwatch.analysis.rules.not_in_optimizer import not_in_optimizer
 from gradwatch.analysis.rules.number_targets import targets_not_normalised, targets_out_of_range
 from gradwatch.analysis.rules.optimizer_state import optimizer_state_lost
-from gradwatch.analysis.rules.outputs import softmax_twice
+from gradwatch.analysis.rules.outputs import activation_on_logits, softmax_twice
 from gradwatch.analysis.rules.pairs import representation_collapse, views_identical
 from gradwatch.analysis.rules.posterior import posterior_collapse
 from gradwatch.analysis.rules.progress import progress, succeeds
@@ -91,6 +91,7 @@ RULES: tuple[Rule, ...] = (
     nonfinite, exploding, vanishing, dead_layer, no_gradient, not_in_optimizer, imbalance, scaled_gradients,
     gradients_accumulate, noise_dominated, weights_unchanged, update_too_large, update_too_small, below_epsilon,
     generator_starves, weight_growth, weights_shrink, renorm_binds, spike, lr_too_high, softmax_twice, no_progress,
+    activation_on_logits,
     bad_initialisation, shapes_broadcast, softmax_over_the_batch, norm_over_too_few, axes_mixed, dropout_too_strong,
     weight_decay_too_strong,
     labels_not_shifted, targets_out_of_range, padding_in_loss, targets_not_normalised, data_not_shuffled,
