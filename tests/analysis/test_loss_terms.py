@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from make_run import changed, make_history
 
-from gradwatch.analysis.rules.loss_terms import outweighed, weights_of
+from gradwatch.analysis.rules.loss_terms import is_partly_learnt, outweighed, weights_of
 from gradwatch.analysis.rules.no_progress import no_progress
 
 STEPS = 200
@@ -21,6 +21,20 @@ def run(loss, **logged):
 
 
 TERMS = ["naming", "painting"]
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "said"),
+    [
+        (1.5, 0.01, True),
+        (1.5, 0.5, False),
+        (0.01, 0.0001, False),  # it was next to nothing from the start
+    ],
+)
+def test_a_term_that_is_learnt(first, last, said):
+    term = np.geomspace(first, last, STEPS)
+    assert is_partly_learnt(run(NAMING + term, naming=NAMING, painting=term), "loss") == said
+    assert not is_partly_learnt(run(NAMING + term + RNG.random(STEPS), naming=NAMING, painting=term), "loss")
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,19 @@ def test_what_a_tanh_gives_is_not_far_above_1_whatever_a_loss_of_derivatives_mak
     assert (too_large_inside(history) is not None) == found
 
 
+@pytest.mark.parametrize(("gain", "found"), [(0.6, True), (8.0, False)])
+def test_large_numbers_behind_a_matrix_that_began_large_are_its_own(gain, found):
+    names = [f"{i}.{what}" for i in (0, 2, 4) for what in ("weight", "bias")]
+    plain = make_history(STEPS, layers=tuple(names), clip=None, modules={"0": "Linear", "2": "Linear", "4": "Linear"})
+    norm, weights = np.ones_like(plain.layer("grad_norm")), plain.layer("weight_norm").copy()
+    norm[:, ::2] *= 4 * np.array([1.0, 2.0, 60.0])
+    weights[:, :4:2] *= 4 * gain / weights[:1, :4:2]  # rms x 4 is the gain; of the last one it stays
+    shaped = tuple(replace(layer, shape=(16, 16) if i % 2 == 0 else (16,)) for i, layer in enumerate(plain.run.layers))
+    history = changed(plain, {**plain.per_layer, "grad_norm": norm, "weight_norm": weights})
+    told = inputs_not_normalised(replace(history, run=replace(plain.run, layers=shaped)))
+    assert [f.layers for f in told] == [("4.weight",)] * found
+
+
 def test_without_a_bias_or_behind_an_embedding_the_size_of_the_inputs_is_not_known():
     assert inputs_not_normalised(fed(8000.0, bias=False)) == []
     assert inputs_not_normalised(fed(8000.0, kinds={"0": "Embedding"})) == []

@@ -557,6 +557,38 @@ def test_the_loss_of_values_that_grow_by_themselves_has_no_scale():
         assert set(scaled_losses(run_with(**{**of_values, **differs}))) == {"loss"}
 
 
+@pytest.mark.parametrize(
+    ("differs", "found"),
+    [
+        ({}, 1),  # though the model says every class
+        ({"target_top_weight": 1.2}, 0),
+        ({"target_top_share": 0.5}, 0),
+        ({"target_top": np.arange(SAMPLES) % 2}, 0),
+    ],
+)
+def test_weights_that_are_largest_for_the_most_frequent_class_are_the_wrong_way_round(differs, found):
+    turned = {"target_top": 0, "target_top_share": 0.9, "target_top_weight": 2.7, "predicted_top_share": 0.9,
+              "target_std": 0.4, "target_soft": 0.0}  # fmt: skip
+    said = class_imbalance(run_with(np.geomspace(1, 0.02, 240), **{**turned, **differs}))
+    assert ["the wrong way round" in f.cause for f in said] == [True] * found
+
+
+@pytest.mark.parametrize(
+    ("differs", "found"),
+    [
+        ({}, 1),
+        ({"cross_entropy": 2.0}, 0),  # no more than a few times equal odds
+        ({"predicted_right": 0.9}, 0),  # the share of that class is as the bias has it
+        ({"predicted_top_share": 0.6}, 0),  # the answers differ, so that weights tell them apart
+    ],
+)
+def test_a_model_that_begins_sure_of_one_class_has_a_bias_that_says_so(differs, found):
+    sure = {"cross_entropy": 8.0, "predicted_right": 0.02, "predicted_top_share": 1.0}
+    history = run_with(np.geomspace(8, 0.2, 240), graph=CLASSIFIER, **{**sure, **differs})
+    told = [f for f in bad_initialisation(history) if "the last bias does it" in f.cause]
+    assert len(told) == found
+
+
 def leaps(at, targets):
     """A loss that rests, leaps at a step and stays high for a while, of so many targets in each sample."""
     losses = 0.1 + 0.001 * RNG.standard_normal(240)

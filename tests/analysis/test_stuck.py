@@ -213,6 +213,8 @@ def test_weights_that_a_strong_decay_halves_shrink(optimizer, decay, said):
     fades = make_history(STEPS).per_layer["weight_norm"] * (0.1 + 0.9 * FALLS[:, None]).astype(np.float32)
     history = run(optimizer, settings={"weight_decay": decay}, per_layer={"weight_norm": fades})
     assert [(f.rule, f.first_step) for f in weights_shrink(history)] == [("weights-shrink", 0)] * said
+    learnt = run(optimizer, settings={"weight_decay": decay}, per_layer={"weight_norm": fades}, loss=0.01 + FALLS**4)
+    assert [f.severity for f in weights_shrink(learnt)] == ["note"] * said
 
 
 @pytest.mark.parametrize(("first", "said"), [(0.01, True), (30.0, False), (np.nan, False)])

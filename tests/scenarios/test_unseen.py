@@ -308,6 +308,7 @@ ALARMED_ONCE = (  # by rules that had not seen them
     "proxies-for-each-kind", "two-critics-and-a-late-actor", "updates-of-clients-as-gradients",
     "wide-net-with-rates-by-width", "tied-letters-in-orthogonal-steps", "rollouts-that-reach-further",
     "a-lamplighter-in-a-dark-corridor", "pressure-along-a-penstock-in-pascals", "trails-of-ants-that-grow-longer",
+    "errands-through-a-row-of-rooms", "gradients-of-a-pass-from-few-surveys", "handwriting-of-two-offices-made-alike",
 )  # fmt: skip
 
 
