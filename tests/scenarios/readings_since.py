@@ -159,7 +159,7 @@ READ_SINCE = {
     ("missing-value-read-as-nan", "nonfinite"): Reading(
         "the batch of that step has a NaN: what is missing is filled", as_expert=True
     ),
-    ("sigmoid-before-a-loss-of-logits", "softmax-twice"): Reading("the sigmoid is gone", as_expert=True),
+    ("sigmoid-before-a-loss-of-logits", "activation-on-logits"): Reading("the sigmoid is gone", as_expert=True),
     ("weights-drawn-by-randn", "bad-initialisation"): Reading("torch's own initialisation", as_expert=True),
     ("betas-the-wrong-way-round", "weight-growth"): Reading("betas=(0.9, 0.999)", as_expert=True),
     ("betas-the-wrong-way-round", "lr-too-high"): Reading("betas=(0.9, 0.999)", as_expert=True),
@@ -239,7 +239,7 @@ READ_SINCE = {
         "the penalty that outweighs the rest of the loss is found: it is summed, and the error averaged", as_expert=True
     ),
     ("example-that-swings", "gradients-accumulate"): Reading("optimizer.zero_grad() in each step", as_expert=True),
-    ("judge-that-is-squashed-twice", "softmax-twice"): Reading(
+    ("judge-that-is-squashed-twice", "activation-on-logits"): Reading(
         "the outputs that the loss is given lie between 0 and 1: the sigmoid is gone", as_expert=True
     ),
     ("nodes-named-by-a-softmax-of-a-softmax", "softmax-twice"): Reading("the softmax is gone", as_expert=True),

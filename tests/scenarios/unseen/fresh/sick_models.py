@@ -83,7 +83,7 @@ def eight_layers_of_sigmoids(folder, ill):
 
 
 @sick(
-    "softmax-twice", "saturated", "vanishing", "update-too-small", "no-progress",
+    "softmax-twice", "activation-on-logits", "saturated", "vanishing", "update-too-small", "no-progress",
     where="all layers, all steps: the loss stays near 0.7", cure="no sigmoid in the net: the loss applies its own",
 )  # fmt: skip
 def sigmoid_before_a_loss_of_logits(folder, ill):

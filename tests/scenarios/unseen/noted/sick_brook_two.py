@@ -87,7 +87,7 @@ class Factors(nn.Module):
 
 # https://github.com/d2l-ai/d2l-en/issues/1360
 @sick(
-    "softmax-twice", "sigmoid-twice",
+    "softmax-twice", "activation-on-logits", "sigmoid-twice",
     where="the end of the model in all steps: its sigmoid goes into a loss that applies another",
     cure="use the loss for chances, or leave the sigmoid to the loss",
 )  # fmt: skip

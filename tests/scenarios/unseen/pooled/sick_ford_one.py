@@ -73,6 +73,7 @@ def blots(rows, size=20, most=4.5):
 # https://github.com/duweidai/I2U-Net/issues/1
 @sick(
     "softmax-twice",
+    "activation-on-logits",
     "sigmoid-twice",
     where="the last layer and the loss, from the first step on",
     cure="drop the sigmoid at the end of the net, as binary_cross_entropy_with_logits applies its own",

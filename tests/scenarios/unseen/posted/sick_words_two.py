@@ -158,7 +158,7 @@ class Neighbours(nn.Module):
 
 
 # https://github.com/shenyangHuang/TGB/issues/83
-@sick("softmax-twice", "logits-bounded",
+@sick("softmax-twice", "activation-on-logits", "logits-bounded",
       where="the end of the decoder `link`, at every step: a sigmoid before a loss that has a sigmoid of its own",
       cure="no sigmoid in the decoder")  # fmt: skip
 def canals_between_market_towns(folder, ill):

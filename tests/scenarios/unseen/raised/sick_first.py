@@ -236,7 +236,7 @@ class Taste(nn.Module):
 
 
 # https://github.com/yudi-mars/daisyRec/pull/15
-@sick("softmax-twice", "logits-bounded", where="the last operation of the model and the loss",
+@sick("softmax-twice", "activation-on-logits", "logits-bounded", where="the last operation of the model and the loss",
       cure="no sigmoid in the model: the loss applies its own")  # fmt: skip
 def songs_that_listeners_keep(folder, ill):
     seeded(2817)

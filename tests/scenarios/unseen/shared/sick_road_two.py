@@ -66,6 +66,7 @@ def a_raft_carried_to_the_weir(folder, ill):
 # https://github.com/tgm-team/tgm/pull/274
 @sick(
     "softmax-twice",
+    "activation-on-logits",
     where="the decoder's last operation and the loss, in all steps: the sigmoid is taken twice",
     cure="let the decoder return logits: no sigmoid before binary_cross_entropy_with_logits",
 )
