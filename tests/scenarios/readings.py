@@ -147,6 +147,9 @@ READINGS = {
     ),
     ("below-epsilon: eps=10", "below-epsilon"): Reading("eps is 1e-05, as the cure says", eps_of(1e-5)),
     ("softmax-twice: a softmax before cross_entropy", "softmax-twice"): Reading("the softmax is gone", as_expert=True),
+    ("activation-on-logits: a sigmoid before a loss of logits", "activation-on-logits"): Reading(
+        "the sigmoid is gone", as_expert=True
+    ),
     ("activation-outlier: one example grows by 5 % a step", "activation-outlier"): Reading(
         "the example that is far out of scale is mended where it comes in", as_expert=True
     ),
