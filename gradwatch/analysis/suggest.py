@@ -62,7 +62,8 @@ def _counts(finding: Finding) -> bool:
     """A note counts only where it speaks of the threshold, or of the norms that one would be taken from."""
     return (
         finding.severity != "note"
-        or finding.rule in {"clip-inert", "clip-is-your-learning-rate", "clip-over-muon", "clip-after-step"}
+        or finding.rule
+        in {"clip-inert", "clip-is-your-learning-rate", "clip-over-muon", "clip-after-step", "clip-without-gradient"}
         or finding.rule in WRONG_NORMS
     )
 

@@ -41,7 +41,7 @@ SHOWN = {  # what stands above the loss, where it is not each layer's grad_norm
     "stale-second-moment": "adam_rms",
 }
 TOTALS = {"clip-inert", "clip-is-your-learning-rate", "clip-over-muon", "double-clip", "clip-before-unscale"} | {
-    "skips-often", "clip-after-step",
+    "skips-often", "clip-after-step", "clip-without-gradient",
 }  # fmt: skip
 
 

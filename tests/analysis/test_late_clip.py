@@ -6,7 +6,7 @@ from make_run import changed, make_history
 
 from gradwatch.analysis.clips import incoming, loop_limit, loop_rate
 from gradwatch.analysis.rules import diagnose
-from gradwatch.analysis.rules.late_clip import clip_after_step
+from gradwatch.analysis.rules.late_clip import clip_after_step, clip_without_gradient
 from gradwatch.analysis.rules.step_length import lengthened
 
 
@@ -49,6 +49,21 @@ def test_what_comes_too_late_has_left_nothing_that_something_was_added_to():
 
     assert "something is added after it" in cause(lambda norms: norms[1:])
     assert cause(lambda norms: norms[:-1]) == ""
+
+
+@pytest.mark.parametrize(
+    ("seen", "loss", "said"),
+    [
+        (0.0, np.full(60, 2.0), ["warning"]),
+        (0.0, np.geomspace(2.0, 0.01, 60), ["note"]),
+        (np.where(np.arange(59) % 2, 0.0, 1.0), np.full(60, 2.0), []),  # now here, now there
+        (1e-30, np.full(60, 2.0), []),
+    ],
+)
+def test_a_clip_that_sees_no_gradient(seen, loss, said):
+    found = clip_without_gradient(run_with(lambda norms: np.broadcast_to(seen, 59), loss=loss))
+    assert [f.severity for f in found] == said
+    assert all(f.tries == ("--clip 'ClipByGlobalNorm(0.5)'",) for f in found)
 
 
 def test_of_a_training_that_succeeds_it_is_a_note():

@@ -351,6 +351,24 @@ def clipped_late(folder, sick=True, steps=120):
     return fit(folder, net, optimizer, loss_of, steps, zero_grad=False, before_step=None if sick else clip)
 
 
+def clipped_before(folder, sick=True, steps=120):
+    """Momentum at a rate that wants a clip, which comes before backward (the twin: behind it)."""
+    net, batch = mlp(), batches()
+    optimizer = optim.SGD(net.parameters(), 0.6, momentum=0.9)
+
+    def clip(_):
+        nn.utils.clip_grad_norm_(net.parameters(), 0.1)
+
+    def loss_of(step):
+        x, y = batch(step)
+        loss = F.cross_entropy(net(x), y)
+        if sick:
+            clip(step)
+        return loss
+
+    return fit(folder, net, optimizer, loss_of, steps, before_step=None if sick else clip)
+
+
 def loaded_back(folder, sick=True, steps=240):
     """Every 30 steps the weights of the worst loss so far are kept, or loaded back (the twin: those of the best)."""
     net, batch = mlp(), batches()

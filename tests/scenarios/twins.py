@@ -110,6 +110,7 @@ TWINS: dict[str, tuple[tuple[str, Train], tuple[str, Train]]] = {
             ("clip-inert", s.inert, "ClipByGlobalNorm(100.0)", "ClipByGlobalNorm(1.5)"),
             ("clip-is-your-learning-rate", s.throttled, "ClipByGlobalNorm(0.02)", "ClipByGlobalNorm(2.0)"),
             ("double-clip", partial(s.clipped_twice, seen=False), "own lines clip to 0.25", "the policy alone"),
+            ("clip-without-gradient", s.clipped_before, "clip_grad_norm_ before backward()", "behind it"),
             ("clip-after-step", s.clipped_late, "clip_grad_norm_ behind step()", "before it"),
             ("clip-before-unscale", s.clipped_while_scaled, "clip, then unscale_", "unscale_, then clip"),
         ]

@@ -14,6 +14,7 @@ _MISMADE = _RUINED | {
     "softmax-twice",
     "activation-on-logits",
 }  # what is put together wrongly is there at once
+_UNCLIPPED = _MISMADE | {"double-clip"}
 _HARDLY_APART = {"update-too-small", "vanishing", "logits-bounded", "stale-second-moment"}  # what the loss is given
 _NAMED: dict[str, set[str]] = {
     **dict.fromkeys(("shapes-broadcast", "softmax-over-the-batch", "norm-over-too-few", "axes-mixed"), _MISMADE),
@@ -24,7 +25,7 @@ _NAMED: dict[str, set[str]] = {
     "views-identical": _MISMADE,
     "policy-loss-trains-critic": _RUINED,
     "target-not-detached": _MISMADE | {"values-overestimated", "targets-not-normalised"},
-    "clip-after-step": _MISMADE | {"double-clip"},
+    **dict.fromkeys(("clip-after-step", "clip-without-gradient"), _UNCLIPPED),
     **dict.fromkeys(("future-seen", "codebook-collapse"), _RUINED),
     "wrong-sign": _MISMADE,
     "no-activation": _RUINED,

@@ -1,4 +1,4 @@
-"""A clip of the loop's own that comes when the step is taken already."""
+"""A clip of the loop's own that comes when the step is taken already, or before there is anything to clip."""
 
 from __future__ import annotations
 
@@ -36,6 +36,38 @@ def clip_after_step(history: History, often: float = LATE, min_steps: int = CALL
             {"calls": calls, "of_the_step_before": int(late.sum()), "max_norm": limit, "above": above},
             f"The loop's clip to {setting_text(limit)} comes behind optimizer.step(): it clips the gradients of a step "
             "that is taken already, and the next backward makes others. No step is clipped.",
+            "The order is optimizer.zero_grad(), loss.backward(), clip_grad_norm_(), optimizer.step().",
+            tries=(f"--clip 'ClipByGlobalNorm({setting_text(limit)})'",),
+        )
+    ]
+
+
+def clip_without_gradient(history: History, often: float = 0.8, min_steps: int = 10) -> list[Finding]:
+    """The loop clips before `backward()`: there is no gradient yet, or one of zeros.
+
+    A warning; a note where the training succeeds, or no norm is above the limit.
+
+    Alarm: in a share of `often` of at least `min_steps` calls the loop's clip measured a norm of exactly 0, and the
+    step was taken with another.
+    Source: torch's documentation of `clip_grad_norm_` (between backward and step, as in its AMP examples).
+    """
+    seen, limits, norm = (history.total(name) for name in ("user_grad_norm", "user_max_norm", "grad_norm"))
+    called = np.isfinite(seen) & ~np.isnan(norm)
+    empty = called & (seen == 0) & (norm != 0)
+    if empty.sum() < min_steps or empty.sum() < often * called.sum():
+        return []
+    limit = float(np.nanmedian(limits[empty]))
+    above = float((norm[empty] > limit).mean())
+    return [
+        Finding(
+            "clip-without-gradient",
+            "warning" if above and not succeeds(history) else "note",
+            (),
+            int(history.step[np.flatnonzero(empty)[0]]),
+            int(history.step[np.flatnonzero(empty)[-1]]),
+            {"calls": int(called.sum()), "of_nothing": int(empty.sum()), "max_norm": limit, "above": above},
+            f"The loop's clip to {setting_text(limit)} comes before backward(), when the gradients are cleared: it "
+            "measures a norm of 0 and changes nothing. No step is clipped.",
             "The order is optimizer.zero_grad(), loss.backward(), clip_grad_norm_(), optimizer.step().",
             tries=(f"--clip 'ClipByGlobalNorm({setting_text(limit)})'",),
         )

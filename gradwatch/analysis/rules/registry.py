@@ -43,7 +43,7 @@ from gradwatch.analysis.rules.guard import with_guard
 from gradwatch.analysis.rules.initialisation import bad_initialisation
 from gradwatch.analysis.rules.inputs import inputs_not_normalised
 from gradwatch.analysis.rules.large_updates import update_too_large
-from gradwatch.analysis.rules.late_clip import clip_after_step
+from gradwatch.analysis.rules.late_clip import clip_after_step, clip_without_gradient
 from gradwatch.analysis.rules.long_steps import lr_too_high
 from gradwatch.analysis.rules.loss_graph import norm_over_too_few, softmax_over_the_batch
 from gradwatch.analysis.rules.loss_targets import (
@@ -102,6 +102,7 @@ RULES: tuple[Rule, ...] = (
     inputs_not_normalised, negative_loss, left_in_eval, norm_statistics, dead_units, saturated,
     optimizer_state_lost, schedule_too_short, warmup_too_long,
     attention_logits_grow, attention_collapsed, activation_outlier, expert_starved, stale_second_moment,
+    clip_without_gradient,
     clip_before_unscale, clip_after_step, double_clip, clip_is_your_learning_rate, clip_over_muon, clip_inert,
     policy_never_acts, skips_often,
 )  # fmt: skip
