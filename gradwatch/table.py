@@ -31,7 +31,7 @@ STEP_COLUMNS = (
     *KEY_COLUMNS, "time", "grad_norm", "clipped_norm", "clip_coef", "clip_rate", "skipped", "nonfinite", "lr",
     "loss_scale", "evaluations", "user_max_norm", "user_grad_norm", "user_clip_value",
     "user_clip_coef", "user_clip_share", "user_early_coef", "user_step_coef", *REWINDS, "micro_grad_norm",
-    "micro_batches", "eval_mode", "norm_mean", "constant_weights", "frozen_elements", "frozen_as_drawn",
+    "micro_batches", "eval_mode", "norm_mean", "constant_weights", "frozen_elements", "frozen_as_drawn", "frozen_head",
     "grad_writes", "weight_writes", "empty_state",
 )  # fmt: skip
 MAIN = ("grad_norm", "clip_coef", "clipped_norm", "clip_rate", "nonfinite", "weight_norm", "update_ratio")

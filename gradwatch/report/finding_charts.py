@@ -264,7 +264,7 @@ CHARTS: dict[str, Draw] = {
     "lr-too-high": loss_curve,
     "no-progress": loss_curve,
     "negative-loss": loss_curve,
-    **dict.fromkeys(("softmax-twice", "activation-on-logits"), loss_curve),
+    **dict.fromkeys(("softmax-twice", "activation-on-logits", "accumulation-not-averaged"), loss_curve),
     **dict.fromkeys(("shapes-broadcast", "softmax-over-the-batch", "norm-over-too-few", "axes-mixed"), loss_curve),
     **dict.fromkeys(("dropout-too-strong", "no-activation"), loss_curve),
     **dict.fromkeys(("labels-not-shifted", "targets-out-of-range", "padding-in-loss"), loss_curve),

@@ -17,6 +17,7 @@ from gradwatch.analysis.rules import diagnose
         (t.padded, "padding-in-loss", f"are the token {t.CODES.max()}, which stands at one end of the rows"),
         (t.behind_a_sigmoid, "targets-out-of-range", "a sigmoid, gives numbers between 0 and 1"),
         (t.squashed_twice, "activation-on-logits", "is given what comes out of a sigmoid"),
+        (t.added_up, "accumulation-not-averaged", "the sum of 16 backward passes, whose losses are not divided"),
         (t.wiped, "accumulation-wiped", "and the step is that of what is left, of 1/16 of the data"),
         (t.bare_cosines, "logits-bounded", "among 10 classes no loss is below 1."),
         (t.read_ahead, "future-seen", "of its weight to later tokens"),

@@ -19,6 +19,7 @@ _HARDLY_APART = {"update-too-small", "vanishing", "logits-bounded", "stale-secon
 _NAMED: dict[str, set[str]] = {
     **dict.fromkeys(("shapes-broadcast", "softmax-over-the-batch", "norm-over-too-few", "axes-mixed"), _MISMADE),
     "dropout-too-strong": _MISMADE | {"bad-initialisation"},
+    "accumulation-not-averaged": _RUINED | {"exploding", "lr-too-high", "update-too-large"},
     "accumulation-wiped": _MISMADE | {"data-not-shuffled"},  # what is left is the last of its micro-batches
     **dict.fromkeys(("labels-not-shifted", "targets-out-of-range", "padding-in-loss", "data-not-shuffled"), _MISMADE),
     "labels-ignored": _MISMADE | {"weight-decay-too-strong"},

@@ -6,29 +6,36 @@ from dataclasses import replace
 
 from gradwatch.analysis.rules.facts import is_adaptive, middle
 from gradwatch.analysis.rules.finding import Finding
+from gradwatch.analysis.rules.gradients import exploding
+from gradwatch.analysis.rules.large_updates import update_too_large
+from gradwatch.analysis.rules.long_steps import lr_too_high
 from gradwatch.analysis.rules.sampled_losses import sampled
 from gradwatch.history import History
 
-TOO_LONG = {"exploding", "lr-too-high", "update-too-large"}
 
+def accumulation_not_averaged(history: History, least: int = 4) -> list[Finding]:
+    """Steps are too long, and each is that of a sum of micro-batches whose losses are not divided by their number.
 
-def with_sums(history: History, finding: Finding, least: int = 4) -> Finding:
-    """A finding of steps that are too long, with why they are: `least` backward passes or more are added up in each
-    that was looked at, and their losses are not divided. Not under Adam and its kin, whose steps are as long then.
-
+    Alarm: `exploding`, `lr-too-high` or `update-too-large`, as severe as that is and no note, where `least` backward
+    passes or more are added up in each step that was looked at, and no loss of them has a factor. Not under Adam and
+    its kin, whose steps are as long then.
     Source: torch's documentation of gradient accumulation (`loss = loss / iters_to_accumulate`).
     """
-    if finding.rule not in TOO_LONG or is_adaptive(history):
-        return finding
     passes = middle(sampled(history, "summed")[1])
-    if not passes >= least:
-        return finding
+    if is_adaptive(history) or not passes >= least:
+        return []
+    found = (f for rule in (exploding, lr_too_high, update_too_large) for f in rule(history) if f.severity != "note")
     parts = f"{passes:.0f}"
-    return replace(
-        finding,
-        evidence={**finding.evidence, "passes_summed": passes},
-        cause=f"{finding.cause} Each step is that of the sum of {parts} backward passes, whose losses are not divided: "
-        f"{parts} times as long as that of their mean.",
-        cure=f"Divide each micro-batch's loss by their number: (loss / {parts}).backward(). If that was done already, "
-        f"or a sum is meant: {finding.cure[0].lower()}{finding.cure[1:]}",
-    )
+    return [
+        replace(
+            long,
+            rule="accumulation-not-averaged",
+            layers=(),
+            evidence={**long.evidence, "passes_summed": passes},
+            cause=f"Each step is that of the sum of {parts} backward passes, whose losses are not divided: {parts} "
+            f"times as long as that of their mean. {long.cause}",
+            cure=f"Divide each micro-batch's loss by their number: (loss / {parts}).backward(). If that was done "
+            f"already, or a sum is meant: {long.cure[0].lower()}{long.cure[1:]}",
+        )
+        for long in [*found][:1]
+    ]

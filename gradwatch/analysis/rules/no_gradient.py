@@ -11,6 +11,7 @@ import numpy as np
 
 from gradwatch.analysis.rules.finding import Finding, Severity, either
 from gradwatch.analysis.rules.layer_facts import beside_bias, matrices, numel, pick, present, shapes_of
+from gradwatch.analysis.rules.loss_graph import paths
 from gradwatch.analysis.rules.progress import can_be_judged, progress, succeeds
 from gradwatch.analysis.rules.sampled_losses import in_most_looks, sampled
 from gradwatch.formulas import is_as_drawn
@@ -112,6 +113,8 @@ def _at_rest(history: History, large: float = 0.2, min_steps: int = 100, running
 
     More than the trained layers have, and more than half of what is frozen.
     """
+    if head := _frozen_head(history, large, min_steps, running):
+        return head
     frozen, drawn = (float(history.total(name)[:1].sum()) for name in ("frozen_elements", "frozen_as_drawn"))
     trained, known = (
         float(numel(history).sum()),
@@ -132,6 +135,30 @@ def _at_rest(history: History, large: float = 0.2, min_steps: int = 100, running
             "large as weights are drawn at first: nothing has trained them.",
             "Load what they were trained to before they are frozen, or leave them out of the freezing "
             "(requires_grad_(True), and into the optimizer).",
+        )
+    ]
+
+
+def _frozen_head(history: History, large: float, min_steps: int, running: int) -> list[Finding]:
+    """The last matrix is frozen as it was drawn: the graph shows it right below a loss, and nothing trained it."""
+    known = [p for p in progress(history) if p.is_loss] if can_be_judged(history, min_steps, running) else []
+    if not (history.total("frozen_head")[:1] == 1).any() or not known or any(p.is_large(large) for p in known):
+        return []
+    ways = [[op for op in path if op.name in ("Addmm", "Mm", "Linear")][:1] for path, _ in paths(history)]
+    if not any(way and way[0].operands == 1 for way in ways):  # neither asks for a gradient of its weights
+        return []
+    return [
+        Finding(
+            "no-gradient",
+            "warning",
+            (),
+            int(history.step[0]),
+            int(history.step[-1]),
+            {"missing": "training of the last layer", "frozen": float(history.total("frozen_elements")[0])},
+            "The last layer is frozen as it was drawn: what is trained before it has to say its answers through random "
+            "weights.",
+            "Freeze the body before it gets its new head, or thaw the head's weights: head.requires_grad_(True), and "
+            "give them to the optimizer.",
         )
     ]
 

@@ -186,7 +186,7 @@ def _not_its_goal(history: History, min_steps: int, running: int, good: float = 
     known = progress(history) if can_be_judged(history, min_steps, running) and not own_targets_move(history) else []
     known = [p for p in known if not (HELD_OUT.search(p.metric) or _ONE_SIDED.search(p.metric))]
     losses = [p for p in known if p.is_loss]
-    goals = [p for p in known if higher_is_better(p.metric, [history])]
+    goals = [p for p in known if higher_is_better(p.metric, [history]) and not _is_a_loss(history, p, losses)]
     begun = [
         middle(values[np.isfinite(values)][:5]) for values in (history.total(p.metric) for p in goals)
     ]  # it may fall
@@ -216,6 +216,16 @@ def _not_its_goal(history: History, min_steps: int, running: int, good: float = 
     return finding_of(history, shown, why)
 
 
+def _is_a_loss(history: History, metric: Progress, losses: list[Progress], together: float = 0.9) -> bool:
+    """Whether an overlap by its name is one less that, a term of the loss: it began above a half and fell with it."""
+    if not losses or not _OVERLAP.search(metric.metric) or metric.is_real() or metric.first < 0.5:
+        return False
+    both = np.array([history.total(name) for name in (losses[0].metric, metric.metric)])
+    both = both[:, np.isfinite(both).all(0)]
+    return both.shape[1] > 2 and float(np.corrcoef(both)[0, 1]) > together
+
+
+_OVERLAP = re.compile(r"dice|iou|jaccard|tversky|ssim|overlap", re.IGNORECASE)
 _ONE_SIDED = re.compile(
     r"(^|[^a-z])(recall|precision|sensitivity|specificity|tpr|tnr)(?!@|_?\d|_at|[a-z])", re.IGNORECASE
 )

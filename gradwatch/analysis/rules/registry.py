@@ -53,7 +53,7 @@ from gradwatch.analysis.rules.loss_targets import (
     labels_ignored,
 )
 from gradwatch.analysis.rules.losses import has_rivals
-from gradwatch.analysis.rules.micro_batches import with_sums
+from gradwatch.analysis.rules.micro_batches import accumulation_not_averaged
 from gradwatch.analysis.rules.modes import dropout_too_strong, left_in_eval, norm_statistics
 from gradwatch.analysis.rules.muon import clip_over_muon
 from gradwatch.analysis.rules.negative_loss import negative_loss
@@ -91,7 +91,7 @@ RULES: tuple[Rule, ...] = (
     nonfinite, exploding, vanishing, dead_layer, no_gradient, not_in_optimizer, imbalance, scaled_gradients,
     gradients_accumulate, noise_dominated, weights_unchanged, update_too_large, update_too_small, below_epsilon,
     generator_starves, weight_growth, weights_shrink, renorm_binds, spike, lr_too_high, softmax_twice, no_progress,
-    activation_on_logits,
+    activation_on_logits, accumulation_not_averaged,
     bad_initialisation, shapes_broadcast, softmax_over_the_batch, norm_over_too_few, axes_mixed, dropout_too_strong,
     weight_decay_too_strong,
     labels_not_shifted, targets_out_of_range, padding_in_loss, targets_not_normalised, data_not_shuffled,
@@ -152,7 +152,7 @@ def diagnose(history: History) -> list[Finding]:
 
 def _told(history: History, finding: Finding) -> Finding:
     """With what the record knows beside it."""
-    return with_sums(history, with_data(history, finding))
+    return with_data(history, finding)
 
 
 def _passed_on(roots: list[Finding], ends: dict[str, int]) -> list[Finding]:

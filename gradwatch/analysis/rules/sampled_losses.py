@@ -6,12 +6,14 @@ Legend: S sampled steps.
 from __future__ import annotations
 
 import math
+import re
 from typing import NamedTuple
 
 import numpy as np
 
+from gradwatch.analysis.groups import higher_is_better
 from gradwatch.history import Bools, Floats, History
-from gradwatch.storage.logged_names import is_reward
+from gradwatch.storage.logged_names import is_loss, is_reward
 from gradwatch.table import IN_LOSS
 
 LEAST_SAMPLES = 8
@@ -124,9 +126,10 @@ def explains_less(history: History, share: float) -> bool:
 def another_task(history: History, calm: int = 8) -> Bools:
     """In which rows a loss came to be of another number of targets for good, and the steps after it, `[T]`.
 
-    Rows that grow, a context that is extended: the loss leaps, and no batch is odd. Between two samples of one number
-    each, and two of another, the change lies after the first of them and is over at the last. Where `calm` samples or
-    more had one number, and a larger one came among others, it may have come up to three samples before it was met.
+    Rows that grow, a context that is extended: the loss leaps, and no batch is odd. Between two samples of one
+    number each, and two of another, the change lies after the first of them and is over at the last. Where `calm`
+    samples or more had one number, and a larger one came among others, it may have come up to three samples before
+    it was met. So it is where the loop logs what it asks for, and that rises now and then (`_steps_up`).
     """
     at, targets = sampled(history, "targets")
     changed = np.zeros(len(history), bool)
@@ -137,7 +140,34 @@ def another_task(history: History, calm: int = 8) -> Bools:
     if len(other) and other[0] >= calm and targets[other[0]] > targets[0]:
         last = min(other[0] + 2, len(at) - 1)
         changed |= (history.step > at[other[0] - 3]) & (history.step <= at[last])
-    return changed
+    return changed | _steps_up(history)
+
+
+_COUNTS = re.compile(
+    r"epoch|step|iter|round|batch|time|token|sample|seen|count|(?<![a-z])(n|lr|rate)(?![a-z])", re.IGNORECASE
+)
+
+
+def _steps_up(history: History, few: int = 20, rest: int = 20, after: int = 16) -> Bools:
+    """In which rows, or the `after` before them, a logged setting rose, which rests for `rest` steps or more at each of
+    `few` values at most: a length, a level. What gets better or worse, as its name says, is none.
+    """
+    rose = np.zeros(len(history), bool)
+    for name in history.logged:
+        values = history.total(name)
+        if (
+            is_loss(name)
+            or _COUNTS.search(name)
+            or higher_is_better(name, [history]) is not None
+            or not np.isfinite(values).all()
+        ):
+            continue
+        jumps = np.diff(values)
+        at = np.flatnonzero(jumps) + 1
+        if 0 < len(at) < few and np.diff([0, *at, len(values)]).min() >= rest and (jumps[at - 1] > 0).all():
+            for row in at:
+                rose[row : row + after] = True
+    return rose
 
 
 INSIDE = {
