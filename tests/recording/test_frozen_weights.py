@@ -59,6 +59,40 @@ def test_matrices_as_large_as_weights_are_drawn(net, drawn, tmp_path):
     assert not {"frozen_elements", "frozen_as_drawn"} & {*found.logged}
 
 
+@pytest.mark.parametrize(
+    ("change", "untouched"),
+    [(None, 1), (lambda w: w.mul_(1.01), 0), (lambda w: w.mul_(0.9), 0), (nn.init.kaiming_normal_, 0)],
+)
+def test_a_head_that_is_frozen_as_torch_draws_it(change, untouched, tmp_path):
+    net = body().requires_grad_()
+    with torch.no_grad():
+        if change:
+            change(net[4].weight)
+    net[4].weight.requires_grad_(False)
+    found = trained(tmp_path, net)
+    assert found.total("frozen_head")[0] == untouched
+
+
+def test_it_is_said_of_a_head_right_below_the_loss(tmp_path):
+    """Not of the same frozen layer inside."""
+    said = []
+    for inside in (False, True):
+        net = body().requires_grad_()
+        net[4].weight.requires_grad_(False)
+        net = nn.Sequential(*net, nn.Linear(2, 2)) if inside else net
+        optimizer = torch.optim.Adam([p for p in net.parameters() if p.requires_grad], lr=1e-5)
+        with watch(net, optimizer, tmp_path / str(inside)) as watched:
+            for _ in range(150):
+                optimizer.zero_grad()
+                loss = nn.functional.cross_entropy(net(torch.randn(64, 16)), torch.randint(2, (64,)))
+                loss.backward()
+                optimizer.step()
+                watched.log(loss=loss)
+        found = diagnose(gradwatch.open_history(watched.dir))
+        said += ["frozen as it was drawn" in f.cause for f in found if f.rule == "no-gradient"]
+    assert said == [True]
+
+
 def test_where_nothing_is_frozen_or_the_optimizer_holds_it_there_is_no_such_number(tmp_path):
     whole = body().requires_grad_()
     assert "frozen_elements" not in trained(tmp_path, whole).per_step

@@ -144,8 +144,12 @@ def _frozen_head(history: History, large: float, min_steps: int, running: int) -
     known = [p for p in progress(history) if p.is_loss] if can_be_judged(history, min_steps, running) else []
     if not (history.total("frozen_head")[:1] == 1).any() or not known or any(p.is_large(large) for p in known):
         return []
-    ways = [[op for op in path if op.name in ("Addmm", "Mm", "Linear")][:1] for path, _ in paths(history)]
-    if not any(way and way[0].operands == 1 for way in ways):  # neither asks for a gradient of its weights
+    shapes, ways = shapes_of(history), [*paths(history)]
+    products = [[i for i, op in enumerate(path) if op.name in ("Addmm", "Mm")] for path, _ in ways]
+    ends = [
+        at[:1] == [len(path) - 1] and len(shapes[layer]) > 1 for at, (path, layer) in zip(products, ways, strict=True)
+    ]
+    if not any(products) or any(ends):  # the last product is of weights that are trained
         return []
     return [
         Finding(
