@@ -9,7 +9,7 @@ from unseen import dense, entropy_of, fit, rings, seeded, sick, square_of, waves
 
 
 @sick(
-    "dead-layer", "vanishing", "no-progress",
+    "dead-layer", "bad-initialisation", "vanishing", "no-progress",
     where="all layers but the last bias, all steps", cure="He's initialisation: weights of zero pass no gradient on",
 )  # fmt: skip
 def all_weights_begin_at_zero(folder, ill):
