@@ -116,10 +116,8 @@ def _at_rest(history: History, large: float = 0.2, min_steps: int = 100, running
     if head := _frozen_head(history, large, min_steps, running):
         return head
     frozen, drawn = (float(history.total(name)[:1].sum()) for name in ("frozen_elements", "frozen_as_drawn"))
-    trained, known = (
-        float(numel(history).sum()),
-        progress(history) if can_be_judged(history, min_steps, running) else [],
-    )
+    trained = float(numel(history).sum())
+    known = progress(history) if can_be_judged(history, min_steps, running) else []
     if not drawn > max(frozen / 2, trained) or not known or any(p.is_large(large) for p in known):
         return []
     sizes: dict[str, float | str] = {"frozen": frozen, "as_drawn": drawn, "trained": trained, "missing": "training"}
@@ -146,10 +144,11 @@ def _frozen_head(history: History, large: float, min_steps: int, running: int) -
         return []
     shapes, ways = shapes_of(history), [*paths(history)]
     products = [[i for i, op in enumerate(path) if op.name in ("Addmm", "Mm")] for path, _ in ways]
-    ends = [
-        at[:1] == [len(path) - 1] and len(shapes[layer]) > 1 for at, (path, layer) in zip(products, ways, strict=True)
-    ]
-    if not any(products) or any(ends):  # the last product is of weights that are trained
+    is_trained = any(
+        at[:1] == [len(path) - 1] and len(shapes.get(layer, ())) > 1
+        for at, (path, layer) in zip(products, ways, strict=True)
+    )
+    if is_trained or not any(products):
         return []
     return [
         Finding(
