@@ -38,22 +38,23 @@ def seen(loss: str, node: Node, data: Sequence[Tensor] = (), mask: Tensor | None
     """0-d tensors on the loss's device, by name; `loss` is the operation that the `node` is of, of `LOSSES`. Classes
     that are multiplied by a `mask` of 0 are ignored.
 
-    Of all: `target_mean` and `target_std`, where a class counts by its number, of so many `targets`. Of classes, also
-    of two: `target_top`, the most frequent one, `target_top_share` and `predicted_top_share`, the share of targets that
-    were `predicted_right` and of those that are `ignored`; where classes have weights, `target_top_weight`, that of the
-    most frequent one beside the mean of those above 0; of probabilities, `target_soft`, how far they are from 0 and 1
-    on average, and `target_outside`, the share that lies outside of these; of logits the `cross_entropy`, in nats, and
-    how far those of one choice are apart, by the median (`logit_range`) and at most (`logit_range_most`), of two
-    classes how far the one is from 0. Of numbers: `target_low` and `target_high`, between which nine tenths lie,
-    `target_spread`, the median distance from the median, `target_farthest`, the largest, `predicted_mean` and
-    `predicted_std`, of several columns how many times the deviation of one is that of another, at most
-    (`target_columns_apart`), and the share of the targets' variance that is `explained`; so is a share of the entropy
-    of logits' targets, where they weigh alike. Of targets that come in rows, as tokens do by one of the embeddings that
-    the loss is made of: `target_top_at_ends`, how much more often the most frequent one is the last of a row than the
-    first (or less), and of tables that have about a row for each class `target_is_input`, the share of targets that are
-    the token at their own place, `target_is_next`, at the next one, and of tokens `target_is_after_next`; so of series
-    of numbers. Of tables of `data` with a row for each target `target_in_data`, the largest share of targets that stand
-    in one of a table's columns.
+    Of all: `target_mean` and `target_std`, where a class counts by its number, of so many `targets`. Of classes,
+    also of two: `target_top`, the most frequent one, `target_top_share` and `predicted_top_share`, the share of
+    targets that were `predicted_right` and of those that are `ignored`; where classes have weights, and no label
+    one of its own, `target_top_weight`, that of the most frequent one beside the mean of those above 0; of
+    probabilities, `target_soft`, how far they are from 0 and 1 on average, and `target_outside`, the share that
+    lies outside of these; of logits the `cross_entropy`, in nats, and how far those of one choice are apart, by the
+    median (`logit_range`) and at most (`logit_range_most`), of two classes how far the one is from 0. Of numbers:
+    `target_low` and `target_high`, between which nine tenths lie, `target_spread`, the median distance from the
+    median, `target_farthest`, the largest, `predicted_mean` and `predicted_std`, of several columns how many times
+    the deviation of one is that of another, at most (`target_columns_apart`), and the share of the targets'
+    variance that is `explained`; so is a share of the entropy of logits' targets, where they weigh alike. Of
+    targets that come in rows, as tokens do by one of the embeddings that the loss is made of: `target_top_at_ends`,
+    how much more often the most frequent one is the last of a row than the first (or less), and of tables that have
+    about a row for each class `target_is_input`, the share of targets that are the token at their own place,
+    `target_is_next`, at the next one, and of tokens `target_is_after_next`; so of series of numbers. Of tables of
+    `data` with a row for each target `target_in_data`, the largest share of targets that stand in one of a table's
+    columns.
     """
     if not _lies_there(node):
         return {}
@@ -73,12 +74,12 @@ def seen(loss: str, node: Node, data: Sequence[Tensor] = (), mask: Tensor | None
         if is_logits:
             found |= _of_logits(scores[few].abs().flatten(), softplus(scores[few]) - target[few] * scores[few])
             of_all, of_ones = target[few].float().mean(), node._saved_pos_weight
-            if type(of_ones) is Tensor:
+            if type(of_ones) is Tensor and of_ones.numel() == 1:  # of several labels each has its own
                 weights = torch.stack(
                     [torch.ones((), dtype=torch.float32, device=target.device), of_ones.float().mean()]
                 )
                 found["target_top_weight"] = weights[found["target_top"]] / weights.mean()
-            elif type(node._saved_weight) is not Tensor and is_reduced:
+            elif type(of_ones) is not Tensor and type(node._saved_weight) is not Tensor and is_reduced:
                 share = 1 - found["cross_entropy"] / _entropy(torch.stack([of_all, 1 - of_all]))
                 found["explained"] = torch.where(found["target_outside"] > 0, torch.nan, share)
     elif scores.dim() < 2:  # of a single prediction

@@ -117,7 +117,8 @@ class LossTargets:
             found |= {} if moved is None else {f"{IN_LOSS}copy_moved": moved}
         if self._passes:
             found[f"{IN_LOSS}passes"] = float(len(self._passes))
-        if self._factor is None and 1 < len(self._passes) == self._passes.count(self._now):
+        is_sum = self._factor is None and self._there == self._marks  # and nobody divides it, or clips it
+        if is_sum and 1 < len(self._passes) == self._passes.count(self._now):
             found[f"{IN_LOSS}summed"] = float(len(self._passes))
         if of_others := self._of_others():
             found[f"{IN_LOSS}of_another"] = float(of_others)

@@ -66,6 +66,13 @@ def test_a_clip_that_sees_no_gradient(seen, loss, said):
     assert all(f.tries == ("--clip 'ClipByGlobalNorm(0.5)'",) for f in found)
 
 
+def test_clips_of_parts_are_not_judged():
+    """A critic, and an actor that has no gradient yet."""
+    history = run_with(lambda norms: 0 * norms[1:], loss=np.full(60, 2.0))
+    shares = {"user_clip_share": np.r_[np.nan, np.full(59, 0.5)]}
+    assert clip_without_gradient(changed(history, per_step={**history.per_step, **shares})) == []
+
+
 def test_of_a_training_that_succeeds_it_is_a_note():
     (found,) = clip_after_step(run_with(lambda norms: norms[:-1], loss=np.geomspace(2.0, 0.01, 60)))
     assert found.severity == "note"

@@ -99,7 +99,13 @@ def test_passes_that_are_added_up_are_counted_where_their_losses_are_not_divided
             loss.backward()
         return losses[-1]
 
-    history, _ = trained(tmp_path, loss_of)
+    def divide(net):
+        for p in net.parameters():
+            p.grad.div_(parts)
+
+    apart, _ = trained(tmp_path / "divided", loss_of, between=divide)
+    assert looked_at(apart, "summed") == []
+    history, _ = trained(tmp_path / "plain", loss_of)
     assert [*{*history.total("in_loss/summed")[np.isfinite(history.total("in_loss/summed"))].tolist()}] == said
     assert looked_at(history, "summed") == (looked_at(history) if said else [])
     assert {*history.total("in_loss/passes")[looked_at(history)].tolist()} == {float(parts)}

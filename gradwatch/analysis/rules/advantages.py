@@ -164,7 +164,7 @@ def target_not_detached(history: History) -> list[Finding]:
     """
     sides: dict[tuple[Operation, ...], list[tuple[bool, str]]] = {}
     for path, layer in paths(history):
-        at = next((i for i, op in enumerate(path) if op.name in (*NUMBERS, "Sub") and op.operands == 2), None)
+        at = next((i for i, op in enumerate(path) if _takes_two(op)), None)
         if at is not None:
             below = [(op.name, op.operands) for op in path[at + 1 :]]
             made = below[:2] == [("Add", 1), ("Mul", 1)]
@@ -187,6 +187,11 @@ def target_not_detached(history: History) -> list[Finding]:
             "slowly (a target network). If the full gradient of the residual is meant, nothing is wrong.",
         )
     ]
+
+
+def _takes_two(op: Operation) -> bool:
+    """Whether it is a loss of differences, or a difference of rows, both operands of which ask for a gradient."""
+    return op.operands == 2 and (op.name in NUMBERS or (op.name == "Sub" and max(op.shape, default=1) > 1))
 
 
 def policy_loss_trains_critic(history: History) -> list[Finding]:

@@ -123,11 +123,15 @@ def _sure_of_one(history: History, odds: float, alike: float = 0.99, right: floa
             (history.layers[max(biases)],),
             {"times_equal_odds": odds, "right": hits},
             f"The first cross-entropy is {odds:.3g} times that of equal odds: the model begins by saying one class for "
-            f"everything, and {percent(hits)} of that is right. No weights began large: the last bias does it.",
+            f"everything, and {percent(hits)} of that is right. No weights began large. {either(_OF_ONE_CLASS)}",
             "Begin the last bias at 0, or at the logarithm of the odds: log(p / (1 - p)) of a class that has the share "
-            "p of the targets, which is below 0 for a rare one.",
+            "p of the targets, which is below 0 for a rare one. After a training of other classes take a new head.",
+            _OF_ONE_CLASS,
         )
     ]
+
+
+_OF_ONE_CLASS = "the last bias began far from 0", "the model was trained to say that class before"
 
 
 def _sums(history: History, odds: float) -> list[Finding]:

@@ -47,12 +47,12 @@ def clip_without_gradient(history: History, often: float = 0.8, min_steps: int =
 
     A warning; a note where the training succeeds, or no norm is above the limit.
 
-    Alarm: in a share of `often` of at least `min_steps` calls the loop's clip measured a norm of exactly 0, and the
-    step was taken with another.
+    Alarm: in a share of `often` of at least `min_steps` calls the loop's clip of all layers measured a norm of exactly
+    0, and the step was taken with another.
     Source: torch's documentation of `clip_grad_norm_` (between backward and step, as in its AMP examples).
     """
     seen, limits, norm = (history.total(name) for name in ("user_grad_norm", "user_max_norm", "grad_norm"))
-    called = np.isfinite(seen) & ~np.isnan(norm)
+    called = np.isfinite(seen) & ~np.isnan(norm) & ~(history.total("user_clip_share") < 1)  # by one clip of all
     empty = called & (seen == 0) & (norm != 0)
     if empty.sum() < min_steps or empty.sum() < often * called.sum():
         return []

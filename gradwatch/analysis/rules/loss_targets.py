@@ -96,7 +96,7 @@ def class_imbalance(
     ]
 
 
-def _weights_turned(history: History, more: float, frequent: float = 0.6, min_steps: int = 50) -> list[Finding]:
+def _weights_turned(history: History, more: float, frequent: float = 0.8, min_steps: int = 50) -> list[Finding]:
     """The loss gives the class that most targets are of, the share `frequent`, `more` times the weight of an average
     one, by the median of the samples: weights are one over the share of their class.
 
@@ -115,11 +115,19 @@ def _weights_turned(history: History, more: float, frequent: float = 0.6, min_st
             "",
             {"class": float(top[-1]), "share_of_targets": usual, "weight": times},
             f"{percent(usual)} of the targets are of class {top[-1]:.0f}, and the loss gives that class {times:.2g} "
-            "times the weight of an average one: weights are the wrong way round, and the rare classes hardly count.",
+            f"times the weight of an average one. {either(_OF_WEIGHTS)}",
             "Weigh a class by one over its share: weight = 1 / counts for cross_entropy, pos_weight = negatives / "
-            "positives for binary_cross_entropy_with_logits. Judge the model by the recall of each class.",
+            "positives for binary_cross_entropy_with_logits. Judge the model by the recall of each class. If a miss of "
+            "that class is meant to cost more, nothing is wrong.",
+            _OF_WEIGHTS,
         )
     ]
+
+
+_OF_WEIGHTS = (
+    "weights are the wrong way round, so that the rare classes count less than by their number",
+    "a miss of that class is meant to cost more",
+)
 
 
 def _gives_scores_by_a_layer(history: History) -> bool:

@@ -132,7 +132,7 @@ def _at_rest(history: History, large: float = 0.2, min_steps: int = 100, running
             f"{frozen:,.0f} of the model's weights are frozen, beside {trained:,.0f} that are trained, and most are as "
             "large as weights are drawn at first: nothing has trained them.",
             "Load what they were trained to before they are frozen, or leave them out of the freezing "
-            "(requires_grad_(True), and into the optimizer).",
+            "(requires_grad_(True), and into the optimizer). Random features that are meant need no change.",
         )
     ]
 
@@ -161,7 +161,7 @@ def _frozen_head(history: History, large: float, min_steps: int, running: int) -
             "The last layer is frozen as it was drawn: what is trained before it has to say its answers through random "
             "weights.",
             "Freeze the body before it gets its new head, or thaw the head's weights: head.requires_grad_(True), and "
-            "give them to the optimizer.",
+            "give them to the optimizer. A random last layer that is meant needs no change.",
         )
     ]
 

@@ -13,7 +13,7 @@ from gradwatch.analysis.clips import incoming
 from gradwatch.analysis.rules.facts import middle, smooth
 from gradwatch.analysis.rules.finding import Finding, Why, either
 from gradwatch.analysis.rules.layer_facts import bias_columns, columns, ends_in, initial_gains, last_matrix
-from gradwatch.analysis.rules.loss_graph import from_graph, is_of_no_choice, squashed, takes_logits
+from gradwatch.analysis.rules.loss_graph import from_graph, is_of_no_choice, paths, squashed, takes_logits
 from gradwatch.analysis.rules.losses import has_rivals, scaled_losses
 from gradwatch.analysis.rules.no_gradient import no_gradient
 from gradwatch.analysis.rules.once import once
@@ -37,6 +37,8 @@ def activation_on_logits(
     shown = squashed(history)
     if shown is not None:
         return [] if shown[1] == "softmax" else [_shown("activation-on-logits", history, *shown)]
+    if any(op.name == "BinaryCrossEntropy" for path, _ in paths(history) for op in path):
+        return []  # of probabilities, as the graph shows
     for name, values in _judged(history, min_steps, running).items():
         why = _SIGMOID if ends_in(history, "Sigmoid") and _of_two_sigmoids(values, tiny) else None
         why = why or (_SQUASHED if _of_squashed(history, values, tiny) else None)
