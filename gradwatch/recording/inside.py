@@ -29,6 +29,7 @@ from gradwatch.recording import backward_calls
 from gradwatch.recording.arguments import Settings
 from gradwatch.recording.clipper import Clipper
 from gradwatch.recording.copies import Copies
+from gradwatch.recording.layers import held
 from gradwatch.recording.loss_graphs import LossGraphs
 from gradwatch.recording.loss_targets import LossTargets
 from gradwatch.recording.micro_batches import MicroBatches
@@ -144,7 +145,7 @@ def measured(
     if renorm is not None and renorm.hears_attention:
         logits = _logits(model, layout, part)
     weights = Weights(layout, renorm, settings.every, settings.slots, looking, settings.matrices, logits)
-    held = {id(p) for optimizer in optimizers.values() for group in optimizer.param_groups for p in group["params"]}
+    trained = {key for optimizer in optimizers.values() for key in held(optimizer)}
     copies = None
     with looking.at("what copies are"):
         copies = Copies(model, optimizers.values()) if layout.sharding is None else None
@@ -152,7 +153,7 @@ def measured(
         _inside(model, settings, layout, part, looking),
         logits=logits,
         mode=Mode.of(model),
-        at_rest=[p for p in model.parameters() if id(p) not in held],
+        at_rest=[p for p in model.parameters() if id(p) not in trained],
         loss_graphs=LossGraphs(looking),
         loss_targets=LossTargets(settings.every, looking, copies),
     )

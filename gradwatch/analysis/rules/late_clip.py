@@ -8,7 +8,7 @@ from gradwatch.analysis.clips import CALLS, LATE, NEAR, late_calls
 from gradwatch.analysis.rules.finding import Finding
 from gradwatch.analysis.rules.progress import succeeds
 from gradwatch.formatting import setting_text
-from gradwatch.history import History
+from gradwatch.history import Bools, History
 
 
 def clip_after_step(history: History, often: float = LATE, min_steps: int = CALLS, near: float = NEAR) -> list[Finding]:
@@ -24,22 +24,11 @@ def clip_after_step(history: History, often: float = LATE, min_steps: int = CALL
     if not late.any():
         return []
     limit = float(np.nanmedian(history.total("user_max_norm")))
-    above = float((history.total("grad_norm")[late] > limit).mean())
     calls = int(np.isfinite(history.total("user_grad_norm")).sum())
-    return [
-        Finding(
-            "clip-after-step",
-            "warning" if above and not succeeds(history) else "note",
-            (),
-            int(history.step[0]),
-            int(history.step[np.flatnonzero(late)[-1]]),
-            {"calls": calls, "of_the_step_before": int(late.sum()), "max_norm": limit, "above": above},
-            f"The loop's clip to {setting_text(limit)} comes behind optimizer.step(): it clips the gradients of a step "
-            "that is taken already, and the next backward makes others. No step is clipped.",
-            "The order is optimizer.zero_grad(), loss.backward(), clip_grad_norm_(), optimizer.step().",
-            tries=(f"--clip 'ClipByGlobalNorm({setting_text(limit)})'",),
-        )
-    ]
+    where = "behind optimizer.step(): it clips the gradients of a step that is taken already, and the next backward "
+    where += "makes others"
+    numbers = {"calls": calls, "of_the_step_before": int(late.sum())}
+    return [_finding("clip-after-step", history, late, limit, int(history.step[0]), numbers, where)]
 
 
 def clip_without_gradient(history: History, often: float = 0.8, min_steps: int = 10) -> list[Finding]:
@@ -56,19 +45,26 @@ def clip_without_gradient(history: History, often: float = 0.8, min_steps: int =
     empty = called & (seen == 0) & (norm != 0)
     if empty.sum() < min_steps or empty.sum() < often * called.sum():
         return []
+    first = int(history.step[np.flatnonzero(empty)[0]])
+    where = "before backward(), when the gradients are cleared: it measures a norm of 0 and changes nothing"
+    numbers = {"calls": int(called.sum()), "of_nothing": int(empty.sum())}
     limit = float(np.nanmedian(limits[empty]))
-    above = float((norm[empty] > limit).mean())
-    return [
-        Finding(
-            "clip-without-gradient",
-            "warning" if above and not succeeds(history) else "note",
-            (),
-            int(history.step[np.flatnonzero(empty)[0]]),
-            int(history.step[np.flatnonzero(empty)[-1]]),
-            {"calls": int(called.sum()), "of_nothing": int(empty.sum()), "max_norm": limit, "above": above},
-            f"The loop's clip to {setting_text(limit)} comes before backward(), when the gradients are cleared: it "
-            "measures a norm of 0 and changes nothing. No step is clipped.",
-            "The order is optimizer.zero_grad(), loss.backward(), clip_grad_norm_(), optimizer.step().",
-            tries=(f"--clip 'ClipByGlobalNorm({setting_text(limit)})'",),
-        )
-    ]
+    return [_finding("clip-without-gradient", history, empty, limit, first, numbers, where)]
+
+
+def _finding(
+    rule: str, history: History, vain: Bools, limit: float, first: int, numbers: dict[str, int], where: str
+) -> Finding:
+    """What comes of calls to clip to `limit` that were in `vain`, `[T]`, and `where` they come."""
+    above = float((history.total("grad_norm")[vain] > limit).mean())
+    return Finding(
+        rule,
+        "warning" if above and not succeeds(history) else "note",
+        (),
+        first,
+        int(history.step[np.flatnonzero(vain)[-1]]),
+        {**numbers, "max_norm": limit, "above": above},
+        f"The loop's clip to {setting_text(limit)} comes {where}. No step is clipped.",
+        "The order is optimizer.zero_grad(), loss.backward(), clip_grad_norm_(), optimizer.step().",
+        tries=(f"--clip 'ClipByGlobalNorm({setting_text(limit)})'",),
+    )

@@ -11,7 +11,7 @@ import numpy as np
 
 from gradwatch.analysis.rules.finding import Finding, Severity, either
 from gradwatch.analysis.rules.layer_facts import beside_bias, matrices, numel, pick, present, shapes_of
-from gradwatch.analysis.rules.loss_graph import paths
+from gradwatch.analysis.rules.loss_graph import from_graph, paths
 from gradwatch.analysis.rules.progress import can_be_judged, progress, succeeds
 from gradwatch.analysis.rules.sampled_losses import in_most_looks, sampled
 from gradwatch.formulas import is_as_drawn
@@ -94,12 +94,10 @@ def _made_on_the_way(history: History, least: int = 2) -> list[Finding]:
     number = float(np.median(gone))
     sizes: dict[str, float | str] = {"parameters": number, "missing": "the parameters"}
     return [
-        Finding(
+        from_graph(
+            history,
             "no-gradient",
-            "warning",
-            (),
-            int(history.step[0]),
-            int(history.step[-1]),
+            "",
             sizes,
             f"{number:.0f} parameters on the way from the weights to the loss are others in each step: a layer is made "
             "anew in each call, drawn at random, and no optimizer ever holds it.",
@@ -122,12 +120,10 @@ def _at_rest(history: History, large: float = 0.2, min_steps: int = 100, running
         return []
     sizes: dict[str, float | str] = {"frozen": frozen, "as_drawn": drawn, "trained": trained, "missing": "training"}
     return [
-        Finding(
+        from_graph(
+            history,
             "no-gradient",
-            "warning",
-            (),
-            int(history.step[0]),
-            int(history.step[-1]),
+            "",
             sizes,
             f"{frozen:,.0f} of the model's weights are frozen, beside {trained:,.0f} that are trained, and most are as "
             "large as weights are drawn at first: nothing has trained them.",
@@ -151,12 +147,10 @@ def _frozen_head(history: History, large: float, min_steps: int, running: int) -
     if is_trained or not any(products):
         return []
     return [
-        Finding(
+        from_graph(
+            history,
             "no-gradient",
-            "warning",
-            (),
-            int(history.step[0]),
-            int(history.step[-1]),
+            "",
             {"missing": "training of the last layer", "frozen": float(history.total("frozen_elements")[0])},
             "The last layer is frozen as it was drawn: what is trained before it has to say its answers through random "
             "weights.",
@@ -175,12 +169,10 @@ def _of_itself(history: History) -> list[Finding]:
     if not len(seen):
         return []
     return [
-        Finding(
+        from_graph(
+            history,
             "no-gradient",
-            "warning",
-            (),
-            int(history.step[0]),
-            int(history.step[-1]),
+            "",
             {"missing": "a gradient through what is taken off itself", "samples": len(seen)},
             "The loss is made of the difference of a thing with itself, or of their quotient: that is 0, or 1, "
             "whatever the thing is, and no gradient comes through it.",

@@ -143,16 +143,11 @@ def diagnose(history: History) -> list[Finding]:
         findings = [
             root
             for name, lane in lanes.items()
-            for root in with_guard(lane, group(replace(_told(lane, f), optimizer=name) for f in _found(lane)))
+            for root in with_guard(lane, group(replace(with_data(lane, f), optimizer=name) for f in _found(lane)))
         ]
         rivals = any(map(has_rivals, lanes.values()))
     findings.sort(key=lambda finding: (RANK[finding.severity], finding.first_step))
     return _passed_on(findings, {name: int(lane.step[-1]) for name, lane in lanes.items()}) if rivals else findings
-
-
-def _told(history: History, finding: Finding) -> Finding:
-    """With what the record knows beside it."""
-    return with_data(history, finding)
 
 
 def _passed_on(roots: list[Finding], ends: dict[str, int]) -> list[Finding]:
