@@ -1,5 +1,11 @@
 """`python -m gradwatch`: the command line."""
 
-from gradwatch.cli import main
+import sys
+from pathlib import Path
+
+if not getattr(sys.flags, "safe_path", False):  # Python put the working directory first, whose click.py is not ours
+    sys.path[0] = str(Path(__file__).parents[1])
+
+from gradwatch.cli import main  # noqa: E402
 
 main(prog_name="gradwatch")

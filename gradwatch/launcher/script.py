@@ -106,7 +106,18 @@ def show_uncaught(error: BaseException) -> None:
     tb = error.__traceback__
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, tb
     sys.stdout.flush()
-    sys.excepthook(type(error), error, tb)
+    try:
+        sys.excepthook(type(error), error, tb)
+    except Exception as raised:
+        strip(raised, {id(error)})
+        last: BaseException = raised
+        while last.__context__ not in (None, error):
+            last = last.__context__  # type: ignore[assignment]
+        last.__context__ = None  # Python calls the hook after the error, not while it is handled
+        print("Error in sys.excepthook:", file=sys.stderr)
+        sys.__excepthook__(type(raised), raised, raised.__traceback__)
+        print("\nOriginal exception was:", file=sys.stderr)
+        sys.__excepthook__(type(error), error, tb)
 
 
 def strip(error: BaseException, seen: set[int]) -> None:

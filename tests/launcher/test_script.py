@@ -34,6 +34,7 @@ def without_ours(text):
         ["-m", "package", "--clip", "mine"],
         ["-mpackage", "--warmup", "10"],
         ["package", "x"],
+        ["hook_that_raises.py"],
     ],
     ids=" ".join,
 )
@@ -42,6 +43,12 @@ def test_streams_and_exit_code_are_those_of_python(words):
     assert watched.stdout == plain.stdout
     assert without_ours(watched.stderr) == plain.stderr
     assert watched.returncode == plain.returncode
+
+
+def test_modules_of_the_working_directory_are_not_taken_for_ours(tmp_path):
+    (tmp_path / "click.py").write_text("raise SystemExit('not ours')")
+    (tmp_path / "script.py").write_text("print('ran')")
+    assert both("script.py", cwd=tmp_path)[1].stdout == "ran\n"
 
 
 def test_the_comparison_would_see_a_difference():
