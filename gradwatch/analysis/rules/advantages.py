@@ -99,9 +99,9 @@ def target_network_stale(
     """The values of chosen actions are learnt to the last digit, and what they are to be never moved. A warning.
 
     Alarm: a loss of differences is taken of one number out of several of each row, as `q.gather(1, action)` gives it;
-    in the last quarter of the samples the model explains the share `known` of what is asked for, whose mean is away
-    from that of the first quarter by less than the share `still` of its deviation; what is logged is of episodes, by
-    its name; and no metric got better. A value that is learnt from the next state's grows with that, as it was next to
+    in the last quarter of the samples the model explains the share `known` of what is asked for, whose mean there, and
+    in the last three, is away from that of the first quarter by less than the share `still` of its deviation; what is
+    logged is of episodes, by its name; and no metric got better. A value that is learnt from the next state's grows with that, as it was next to
     0 at first.
     Source: Mnih et al. (2015), Nature 518, algorithm 1 (every C steps the target network is made equal to the other).
     """
@@ -111,7 +111,8 @@ def target_network_stale(
     if layer is None or not acts or len(asked) < least or len(history) < min_steps or reaches_its_goal(history):
         return []
     quarter = max(3, len(asked) // 4)
-    moved = abs(float(np.median(asked[-quarter:]) - np.median(asked[:quarter])))
+    ends = [float(np.median(asked[-last:]) - np.median(asked[:quarter])) for last in (quarter, 3)]
+    moved = max(map(abs, ends))
     learnt, deviation = float(np.median(explained[-quarter:])), float(np.median(spread))
     if not (learnt >= known and moved < still * deviation):
         return []
@@ -148,7 +149,8 @@ _OF_EPISODES = re.compile(
     r"(?<![a-z])(q|q_?values?|td_?errors?|rewards?|returns?|episodes?|epsilon)(?![a-z])", re.IGNORECASE
 )
 _STALE = (
-    "the network that they are made with is never updated, so that they tell what one action more brings and no more",
+    "the network that they are made with is never updated (or so slowly that it got nowhere in this run), so that they "
+    "tell what one action more brings and no more",
     "no reward was ever seen, or nothing is to come after it (gamma is 0)",
 )
 
