@@ -114,13 +114,14 @@ def late_calls(history: History, often: float = LATE, least: int = CALLS, near: 
     """In which steps the loop's clip came behind the step before, and clipped nothing of this one, `[T]`.
 
     Its norm is, to `near`, the one that the step before was taken with, and not the one that comes to this; none where
-    a share of less than `often` of the calls, or fewer than `least`, are so.
+    a share of less than `often` of the calls, or fewer than `least`, are so. Of a run that came apart sooner two do.
     """
     seen, came = history.total("user_grad_norm")[1:], history.total("grad_norm")
     with np.errstate(invalid="ignore", divide="ignore"):
         is_old, is_new = (np.abs(seen / other - 1) < near for other in (came[:-1], came[1:]))
     late, count, found = is_old & ~is_new, int(np.isfinite(seen).sum()), np.zeros(len(came), bool)
-    if count >= least and late.sum() >= often * count:
+    lasted = int(np.isfinite(came).sum())
+    if count >= (2 if lasted < min(least, len(came)) else least) and late.sum() >= often * count:
         found[1:] = late
     return found
 

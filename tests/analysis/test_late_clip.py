@@ -30,6 +30,14 @@ def test_a_clip_behind_the_step_is_told_with_its_limit():
     assert "clip-after-step" in {root.rule for root in diagnose(history)}
 
 
+@pytest.mark.parametrize(("lasted", "found"), [(1, 0), (2, 1), (5, 1)])
+def test_two_calls_are_enough_of_a_run_that_came_apart(lasted, found):
+    history = run_with(lambda norms: norms[:-1])
+    per_step = {**history.per_step, "grad_norm": np.where(np.arange(60) < lasted, history.total("grad_norm"), np.nan)}
+    per_step["user_grad_norm"] = np.r_[np.nan, per_step["grad_norm"][:-1]]
+    assert len(clip_after_step(changed(history, per_step=per_step))) == found
+
+
 def test_a_clip_that_comes_too_late_has_clipped_nothing():
     """Neither in the clip rate nor in the norms before it, from which thresholds are taken."""
     history = run_with(lambda norms: norms[:-1], limit=0.01)

@@ -241,6 +241,26 @@ def test_an_entropy_that_is_added_to_a_loss_of_weighed_choices(rewarded, advanta
     assert ["The loss rises with the entropy" in f.cause for f in told] == [True] * found
 
 
+FALLS = -10 + 6 * np.exp(-np.arange(240) / 8)
+
+
+@pytest.mark.parametrize(
+    ("paid", "advantage", "found"),
+    [
+        (FALLS, 0.5, 1),
+        (FALLS, np.nan, 0),  # nobody chooses
+        (-FALLS, 0.5, 0),
+        (FALLS + 12 * np.exp(-(((np.arange(240) - 100) / 20) ** 2)), 0.5, 0),  # it was better once
+        (-10 + 0.1 * FALLS, 0.5, 0),
+        (FALLS + 4 * RNG.standard_normal(240), 0.5, 0),
+    ],
+)
+def test_a_reward_that_falls_and_stays_below(paid, advantage, found):
+    history = run_with(advantage_std=advantage, logged=("loss", "return"))
+    told = wrong_sign(changed(history, per_step={**history.per_step, "return": paid}))
+    assert ["choices that bring less are made more likely" in f.cause for f in told] == [True] * found
+
+
 @pytest.mark.parametrize(
     ("one_way", "layer", "found"),
     [(1.0, 1, 1), (0.0, 1, 0), (np.arange(SAMPLES) < SAMPLES - 1, 1, 0), (1.0, -1, 0)],

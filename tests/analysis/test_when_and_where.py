@@ -170,3 +170,12 @@ def test_spikes_out_of_gradients_that_had_faded_are_a_note_up_to_the_size_that_t
     assert (found.severity, found.evidence["spikes"], found.evidence["recovered"]) == (severity, 3, "yes")
     (stuck,) = spike(run("Adam", loss=2 + learns(), grad_norm=norm, clipped_norm=norm))
     assert stuck.severity == "warning"
+
+
+@pytest.mark.parametrize(
+    ("first", "odd", "root"), [(9, {}, "lr-too-high"), (300, {}, "spike"), (9, {"odd_batch": 9}, "spike")]
+)
+def test_steps_that_stand_out_before_there_was_a_calm_are_those_that_are_too_long(first, odd, root):
+    jumps = Finding("spike", "warning", (), first, first + 12, {"spikes": 5, "recovered": "no", **odd})
+    long = Finding("lr-too-high", "error", (), first + 4, 499)
+    assert [f.rule for f in group([jumps, long])] == [root]

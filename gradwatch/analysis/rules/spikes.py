@@ -79,7 +79,8 @@ def spike(
     # A loss that jumps and comes back, with usual gradients, is one odd batch; with gradients that are not finite, not.
     quiet = bool(caught.all()) if up.any() else batch is None
     passed = quiet or (batch is None and np.nanmax(seen.times[rows], initial=1.0) < mild and _goes_well(history))
-    is_back = (back == "yes" and succeeds(history, well)) or (back == "unknown" and reaches_its_goal(history, well))
+    is_back = back == "yes" and (succeeds(history, well) or (not losses and descends(history)))
+    is_back |= back == "unknown" and reaches_its_goal(history, well)
     passed |= is_back and _is_small(incoming(history), rows, began)
     severity: Severity = "error" if losses and not recovered else "note" if passed and recovered else "warning"
     one_row = largest_row(history, worst) if up[worst] else None
@@ -135,6 +136,8 @@ def _came_back(history: History, losses: dict[str, Floats], rows: Rows) -> tuple
     Nor did they where most of the later norms are not finite.
     """
     norm = incoming(history)
+    if not losses and descends(history):
+        return "yes", True
     judged = list(losses.values()) or [np.log10(np.maximum(norm, 1e-30))]
     back = [_recovered(values, rows) for values in judged]
     after = np.isfinite(norm[rows[-1] + 1 :])

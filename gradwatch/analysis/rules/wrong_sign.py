@@ -5,26 +5,27 @@ from __future__ import annotations
 import numpy as np
 
 from gradwatch.analysis.rules.facts import settings
-from gradwatch.analysis.rules.finding import Finding
+from gradwatch.analysis.rules.finding import Finding, either
 from gradwatch.analysis.rules.layer_facts import matrices
 from gradwatch.analysis.rules.losses import has_rivals
 from gradwatch.analysis.rules.owners import owners
-from gradwatch.analysis.rules.progress import succeeds
+from gradwatch.analysis.rules.progress import progress, succeeds
 from gradwatch.analysis.rules.sampled_losses import layer_at, sampled
 from gradwatch.history import History
+from gradwatch.storage.logged_names import is_reward
 
 
 def wrong_sign(history: History, min_steps: int = 20) -> list[Finding]:
     """Of one optimizer's groups some raise the loss that others lower (`maximize=True`), or a loss of weighed choices
-    rises with their entropy (`_against_entropy`), or the terms of a loss all push the scores of a layer the same way
-    (`_scored_one_way`). A warning.
+    rises with their entropy (`_against_entropy`), or what they are paid falls for good (`_against_its_reward`), or the
+    terms of a loss all push the scores of a layer the same way (`_scored_one_way`). A warning.
 
     Of groups not in parts that train against each other, nor where the training succeeds, nor of numbers that belong to
     no matrix: a multiplier of Lagrange's climbs.
     Source: torch's documentation of `maximize`.
     """
     alone = len(history) >= min_steps and not has_rivals(history)
-    found = (_some_climb(history) or _against_entropy(history)) if alone else []
+    found = (_some_climb(history) or _against_entropy(history) or _against_its_reward(history)) if alone else []
     return found or _scored_one_way(history)
 
 
@@ -73,6 +74,43 @@ def _against_entropy(history: History, least: int = 3) -> list[Finding]:
             "Take the entropy away from the loss: loss = policy_loss + value_loss - 0.01 * entropy.",
         )
     ]
+
+
+def _against_its_reward(history: History, least: int = 3, first: int = 3, sigmas: float = 8.0) -> list[Finding]:
+    """Choices that are weighed by an advantage, and a reward that fell and was never above its `first` values again.
+
+    By `sigmas` standard deviations of one value, and a fifth of where it began.
+    """
+    if len(sampled(history, "advantage_std")[0]) < least:
+        return []
+    for went in progress(history):
+        rows = np.flatnonzero(np.isfinite(history.total(went.metric)))
+        begun = float(np.median(history.total(went.metric)[rows[:first]]))
+        enough = max(sigmas * went.noise, abs(begun) / 5)
+        if is_reward(went.metric) and begun - went.ended > enough and went.best < begun + 2 * went.noise:
+            return [
+                Finding(
+                    "wrong-sign",
+                    "warning",
+                    (),
+                    int(history.step[rows[0]]),
+                    int(history.step[-1]),
+                    {"metric": went.metric, "began": begun, "ended": went.ended},
+                    f"{went.metric} fell from {begun:.4g} over its first values to {went.ended:.4g}, and was never "
+                    f"better again: choices that bring less are made more likely. {either(_AGAINST)}",
+                    "Look at the sign of the loss: -(log_prob * advantage).mean() makes more likely what brought more "
+                    "than expected. Then at that of the advantages: reward less baseline, and costs with a minus. If "
+                    "both are right, lower the learning rate tenfold.",
+                    alternatives=_AGAINST,
+                )
+            ]
+    return []
+
+
+_AGAINST = (
+    "the loss, or what its log-probabilities are multiplied by, has the wrong sign",
+    "the first steps were so long that they threw the policy to one choice, and nothing else is tried since",
+)
 
 
 def _scored_one_way(history: History, least: int = 3) -> list[Finding]:
