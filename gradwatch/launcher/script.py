@@ -112,7 +112,7 @@ def show_uncaught(error: BaseException) -> None:
         strip(raised, {id(error)})
         last: BaseException = raised
         while last.__context__ not in (None, error):
-            last = last.__context__  # type: ignore[assignment]
+            last = last.__context__
         last.__context__ = None  # Python calls the hook after the error, not while it is handled
         print("Error in sys.excepthook:", file=sys.stderr)
         sys.__excepthook__(type(raised), raised, raised.__traceback__)
