@@ -97,8 +97,13 @@ def check_uri(uri: str) -> None:
 
 
 def public_error(error: BaseException) -> str:
-    """The error as one line of at most 300 characters, without the passwords of any address in it."""
-    return public_text(" ".join(str(error).split()))[:300] or type(error).__name__
+    """The error as one line of about 300 characters, without the passwords of any address in it."""
+    return cut(public_text(" ".join(str(error).split()))) or type(error).__name__
+
+
+def cut(text: str, most: int = 300) -> str:
+    """A text of one line, or the words of it that come to `most` characters, and an ellipsis."""
+    return text if len(text) <= most else f"{text[:most].rpartition(' ')[0] or text[:most]} …"
 
 
 MAX_JSON = 32 << 20  # bytes of a manifest or another JSON file of a run folder

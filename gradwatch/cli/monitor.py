@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import signal
 import sys
@@ -17,6 +18,8 @@ from gradwatch.sanitize import terminal
 if TYPE_CHECKING:
     from gradwatch.tracking.alerts import Alerts
 
+log = logging.getLogger("gradwatch")
+
 
 @click.command()
 @click.option("--tracking-uri", metavar="URI", help="The store to watch. [default: MLflow's own setting]")
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
 @click.option("--notify", metavar="COMMAND|URL", envvar="GRADWATCH_NOTIFY", show_envvar=True,
               help="Tell this command, or post to this webhook, of each new error.")  # fmt: skip
 @click.option("--notify-template", metavar="slack|FILE", help="The form of what is told: a jinja2 template.")
+@click.option("--test-notify", is_flag=True, help="Tell of a made-up error, say whether that arrived, and end.")
 @click.option("--ui-url", metavar="URL", help="MLflow's address in alerts, if people reach it by another.")
 def monitor(
     tracking_uri: str | None,
@@ -39,12 +43,13 @@ def monitor(
     listen: str,
     notify: str | None,
     notify_template: str | None,
+    test_notify: bool,
     ui_url: str | None,
 ) -> None:
     """Watch a tracking server, and keep findings, report and description of each watched run up to date.
 
-    It reads what was delivered, works on what changed, and runs until Ctrl-C. With --once the exit code is 1 if a
-    run could not be brought up to date in this pass.
+    It reads what was delivered, works on what changed, and runs until Ctrl-C. With --once the exit code is 1 if in
+    this pass a run could not be brought up to date, an alert did not arrive, or an --experiment was not there.
 
     Example: gradwatch monitor --tracking-uri http://127.0.0.1:5000 --once
     """
@@ -52,19 +57,29 @@ def monitor(
         raise RunError("mlflow is not installed: pip install 'gradwatch[service]'")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     log_to_stdout()
-    from gradwatch.tracking.client import existing_store
+    from gradwatch.tracking.client import connect, existing_store
     from gradwatch.tracking.health import serve
     from gradwatch.tracking.monitor import Monitor
 
     address = None if once or listen == "none" else _address(listen)
     uri = existing_store(tracking_uri)
-    watcher = Monitor(uri, experiments, every, _alerts(notify, notify_template, uri, ui_url))
+    alerts = _alerts(notify, notify_template, uri, ui_url)
+    if test_notify:
+        _try(alerts)
+        return
+    watcher = Monitor(uri, experiments, every, alerts)
+    try:
+        watcher.client = connect(uri)
+    except RunError:  # no address of a store
+        raise
+    except Exception as error:  # it may be there later
+        log.debug("%s", error)
     if once:
         if not watcher.run_once():
             raise SystemExit(1)
         health, where = watcher.health, f" in {' and '.join(map(repr, experiments))}" if experiments else ""
         click.echo(terminal(f"{health.seen} watched runs{where}, {health.updated} brought up to date"))
-        raise SystemExit(1 if health.errors or health.corrupt else 0)
+        raise SystemExit(1 if health.errors or health.corrupt or health.not_notified or watcher.missing else 0)
     if address:
         serve(watcher.health, *address)
     watcher.follow()
@@ -76,6 +91,18 @@ def _alerts(notify: str | None, template: str | None, uri: str, ui: str | None) 
     from gradwatch.tracking.alerts import SECRET, Alerts, notifier
 
     return Alerts(notifier(notify, template, os.environ.get(SECRET)), uri, ui)
+
+
+def _try(alerts: Alerts | None) -> None:
+    from gradwatch.tracking.alerts import AlertError, sample
+
+    if alerts is None:
+        raise RunError("--test-notify has nobody to tell; wanted --notify as well")
+    try:
+        alerts.send(sample(alerts.uri))
+    except AlertError as error:
+        raise RunError(f"not delivered: {error}") from None
+    click.echo("delivered: a test, of no run")
 
 
 def _address(text: str) -> tuple[str, int]:

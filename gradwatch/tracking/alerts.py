@@ -10,6 +10,7 @@ import os
 import queue
 import re
 import shlex
+import shutil
 import subprocess
 import tempfile
 import threading
@@ -28,7 +29,7 @@ from gradwatch.storage.folder import FINDINGS
 from gradwatch.tracking.artifact_places import UnfitError, require_known_place
 from gradwatch.tracking.backoff import Backoff
 from gradwatch.tracking.tags import Tag
-from gradwatch.tracking.views import run_url
+from gradwatch.tracking.views import REPORT, UI, run_url
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -88,14 +89,15 @@ class Alerts:
             if not _is_new(key, sent) or len(sent) >= MOST_ALERTS:
                 continue
             try:
-                self.send(message(finding, run, run_url(self.uri, run.info.experiment_id, run_id)))
+                self.send(message(finding, run, self.uri))
             except AlertError as error:
                 health.not_notified += 1
                 if not self._failing:
-                    log.warning("an alert was not delivered: %s; trying again", error)
+                    log.warning("an alert was not delivered: %s; a later pass tries again", error)
                 self._failing = True
                 self._retries[run_id] = time.monotonic() + backoff.pause, backoff
                 backoff.after(success=False)
+                store.set_tags(client, run_id, {Tag.NOTIFYING: ""})  # another monitor may fare better
                 return
             sent.add(key)
             store.set_tags(client, run_id, {Tag.NOTIFIED: " ".join(sorted(sent))})
@@ -170,14 +172,20 @@ def _read_findings(client: MlflowClient, run_id: str) -> list[Finding]:
             return []
 
 
-def message(finding: Finding, run: Any, url: str) -> dict[str, Any]:
-    """What is sent of one finding, as `docs/service.md` describes it."""
+def message(finding: Finding, run: Any, uri: str) -> dict[str, Any]:
+    """What is sent of one finding, as `docs/service.md` describes it; the run is on the server `uri`."""
     data = finding.to_json()
     data["layers"] = data["layers"][:MOST_LAYERS]
     del data["consequences"]
     nonce = uuid.uuid4().hex  # another each time that an alert is sent: what comes twice is a replay
-    where = {"id": nonce, "run": run.info.run_name or run.info.run_id, "run_id": run.info.run_id, "url": url}
-    return dict(plain({**data, **where, "experiment_id": run.info.experiment_id, "time": int(time.time())}))
+    info = run.info
+    where = {
+        "docs": run_url(uri, info.experiment_id, info.run_id, REPORT),  # it holds the finding's page
+        "url": run_url(uri, info.experiment_id, info.run_id),
+        "experiment_id": info.experiment_id,
+    }
+    who = {"id": nonce, "run": info.run_name or info.run_id, "run_id": info.run_id, "time": int(time.time())}
+    return dict(plain({**data, **who, **where}))
 
 
 # -------------------------------------------------------------------------------------------------------- destinations
@@ -189,10 +197,13 @@ def notifier(target: str, template: str | None = None, secret: str | None = None
     `template` makes another text of it: `slack`, or a file with a jinja2 template. `secret` signs what is posted.
 
     Raises:
-        RunError: no such template, or what it makes is no JSON; a command that cannot be split into words.
+        RunError: no such template, or what it makes is no JSON; a command that cannot be split into words, or is not
+            there; an address of no host, or of another kind than http.
     """
     render = _renderer(template)
-    if re.match(r"https?://", target):
+    if re.match(r"[\w+.-]*:/", target):
+        if not _is_webhook(target):
+            raise RunError(f"--notify {target.partition(':')[0]}:... is no webhook; wanted such as https://host/path")
         webhook = _Webhook(target, secret)
         return lambda alert: webhook.post(render(alert))
     try:
@@ -201,7 +212,17 @@ def notifier(target: str, template: str | None = None, secret: str | None = None
         raise RunError(f"--notify cannot be split into words ({error}); wanted a command or a URL") from None
     if not words:
         raise RunError("--notify is empty; wanted a command or a URL")
+    if shutil.which(words[0]) is None:
+        raise RunError(f"--notify: there is no command {os.path.basename(words[0])!r}; wanted a command or a URL")
     return lambda alert: _run(words, render(alert))
+
+
+def _is_webhook(target: str) -> bool:
+    try:
+        parts = urlsplit(target)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
 
 
 def sign(body: bytes, secret: str) -> str:
@@ -246,7 +267,7 @@ class _Webhook:
             with requests.post(
                 self.url, data=body, headers=headers, timeout=SEND_SECONDS, allow_redirects=False, stream=True
             ) as answer:
-                return f" answers {answer.status_code}" if not answer.ok or answer.is_redirect else ""
+                return "" if 200 <= answer.status_code < 300 else f" answers {answer.status_code}"
         except Exception as error:
             return f": {type(error).__name__}"
 
@@ -274,7 +295,7 @@ def _renderer(template: str | None) -> Callable[[Message], bytes]:
     try:
         text = SLACK if template == "slack" else Path(template).read_text(encoding="utf-8")
         page = environment.from_string(text)
-        json.loads(page.render(_sample()))
+        json.loads(page.render(sample()))
     except OSError as error:
         raise RunError(f"cannot read {template}: {error.strerror}; wanted slack or a file") from None
     except (TemplateError, ValueError, TypeError) as error:
@@ -296,9 +317,11 @@ def _mrkdwn(text: object) -> str:
     return str(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-def _sample() -> Message:
+def sample(uri: str = UI) -> Message:
+    """The message of an alert that nothing is behind: a template and a receiver are tried with it."""
     from types import SimpleNamespace
 
-    info = SimpleNamespace(run_id="0" * 32, run_name="sample", experiment_id="0")
-    finding = Finding("nonfinite", "error", ("a.weight",), 50, 60, {"steps": 3.0}, "A cause.", 'A "cure".')
-    return message(finding, SimpleNamespace(info=info), "http://127.0.0.1:5000")
+    info = SimpleNamespace(run_id="0" * 32, run_name="a-test-of-alerts", experiment_id="0")
+    said = "A test of the monitor's alerts.", 'There is no such run, and "nothing" to do.'
+    finding = Finding("nonfinite", "error", ("a.weight",), 50, 60, {"steps": 3.0}, *said)
+    return message(finding, SimpleNamespace(info=info), uri)

@@ -54,7 +54,7 @@ class Monitor:
         self.health = Health(every)
         self.client: MlflowClient | None = None
         self._away = ""  # why the last pass failed
-        self._missing = list(experiments)  # those that were not there yet
+        self.missing = list(experiments)  # those that were not there yet
         self._failed: dict[str, str] = {}  # run id -> why the server would not serve it
         self._due: dict[str, float] = {}  # run id -> when a run that goes on may be judged again
 
@@ -74,7 +74,9 @@ class Monitor:
         except Exception as error:  # down, overloaded, restarting, a login that ran out: it may pass
             self.health.errors += 1
             if not self._away:
-                log.warning("%s does not answer: %s; trying again", public_uri(self.uri), public_error(error))
+                log.warning(
+                    "%s does not answer: %s; a later pass tries again", public_uri(self.uri), public_error(error)
+                )
             self._away = public_error(error)
             return False
         if self._away:
@@ -117,10 +119,10 @@ class Monitor:
     def _look_for_experiments(self) -> None:
         """Say once which of the named experiments are not there: a name may be wrong, or its first run yet to come."""
         assert self.client is not None
-        missing = [name for name in self._missing if self.client.get_experiment_by_name(name) is None]
+        missing = [name for name in self.missing if self.client.get_experiment_by_name(name) is None]
         if missing and not self.health.passes:
             log.warning("%s has no experiment %s yet", public_uri(self.uri), ", ".join(map(repr, missing)))
-        self._missing = missing
+        self.missing = missing
 
     # ------------------------------------------------------------------------------------------------------- one run
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 from mlflow.exceptions import MlflowException
 
 from gradwatch.errors import AccessError, RunError
-from gradwatch.sanitize import public_text
+from gradwatch.sanitize import cut, public_text
 
 # What waiting does not cure; everything else (server down, database locked) is worth another try.
 PERMANENT = {
@@ -43,7 +43,7 @@ def clear_errors(what: str) -> Iterator[None]:
     try:
         yield
     except MlflowException as error:
-        said = public_text(str(error).splitlines()[0])[:200]
+        said = cut(public_text(str(error).splitlines()[0]))
         if error.error_code in REFUSED:
             raise AccessError(
                 f"{what}: MLflow refuses the credentials ({said}); renew MLFLOW_TRACKING_USERNAME and _PASSWORD, or "

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from gradwatch.errors import AccessError, RunError
-from gradwatch.sanitize import public_text
+from gradwatch.sanitize import cut, public_text
 from gradwatch.storage.folder import MANIFEST, read_manifest
 from gradwatch.storage.run_state import run_state
 from gradwatch.storage.shared_folder import deliverable_parts, is_run, meant_for_mlflow, run_folders
@@ -182,7 +182,7 @@ def _in_words(error: Exception) -> str:
         text = f"{failed[1]} does not answer ({(failed[2] or text).rstrip(')')})"
     if isinstance(error, ImportError):
         text += ": pip install 'gradwatch[mlflow]' into the Python that delivers"
-    return public_text(text)[:300] or type(error).__name__
+    return cut(public_text(text)) or type(error).__name__
 
 
 def _is_live(folder: Path) -> bool:

@@ -29,6 +29,7 @@ VIEW_TAG = f"mlflow.sharedViewState.{VIEW}"
 MAX_EXPERIMENT_TAG = 20_000
 MAX_NOTE = 8_000
 UI = "http://127.0.0.1:5000"
+REPORT = "/artifacts/gradwatch/report.html"  # the page of a run that shows its report
 TRAINING = "workflowType=machine_learning"  # without it a fresh browser shows evaluation runs, prompts and traces
 WORST_LAYERS = 8
 
@@ -70,10 +71,14 @@ def view_url(tracking_uri: str, experiment_id: str, ui: str = UI) -> str:
     return f"{base}/#/experiments/{quote(experiment_id)}/runs?viewStateShareKey={VIEW}&compareRunsMode=CHART&{TRAINING}"
 
 
-def run_url(tracking_uri: str, experiment_id: str, run_id: str, ui: str = UI) -> str:
-    """The address of one run: on its server, or where `gradwatch ui` serves a local store."""
-    base = public_uri(tracking_uri).rstrip("/") if tracking_uri.startswith("http") else ui
-    return f"{base}/#/experiments/{quote(experiment_id)}/runs/{quote(run_id)}?{TRAINING}"
+def run_url(tracking_uri: str, experiment_id: str, run_id: str, page: str = "") -> str:
+    """The address of one run, or of a `page` of it: on its server, or where `gradwatch ui` serves a local store."""
+    base = public_uri(tracking_uri).rstrip("/") if tracking_uri.startswith("http") else UI
+    return f"{base}/{_place(experiment_id, run_id, page)}"
+
+
+def _place(experiment_id: str, run_id: str, page: str) -> str:
+    return f"#/experiments/{quote(experiment_id, safe='')}/runs/{quote(run_id, safe='')}{page}?{TRAINING}"
 
 
 def view_tag(keys: Iterable[str], previous: str | None = None, rises: Mapping[str, bool] | None = None) -> str | None:
@@ -173,8 +178,8 @@ def description(
 
     `facts` are lines such as {"Clip": "none"}, `findings` what is wrong and what to do about it.
     """
-    experiment_id, run_id = quote(experiment_id, safe=""), quote(run_id, safe="")
-    report = f"#/experiments/{experiment_id}/runs/{run_id}/artifacts/gradwatch/report.html?{TRAINING}"
+    report = _place(experiment_id, run_id, REPORT)
+    run_id = quote(run_id, safe="")
     rates, bad = history.clip_rate, history.nonfinite
     of = " of finite steps" if bad.any() else ""
     table = [f"| layer | clip rate | median norm{of} | p99 norm{of} | non-finite steps |", "|---|---|---|---|---|"]

@@ -14,9 +14,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from click.testing import CliRunner
 from make_run import make_run
 
 from gradwatch.analysis.rules import Finding
+from gradwatch.cli import main
 from gradwatch.errors import RunError
 from gradwatch.tracking import alerts, summary
 from gradwatch.tracking.alerts import SIGNATURE, AlertError, Alerts, message, notifier, sign
@@ -24,7 +26,13 @@ from gradwatch.tracking.monitor import Monitor
 from gradwatch.tracking.sync import sync
 
 mlflow = pytest.importorskip("mlflow")
-SAID = {**alerts._sample(), "run": '<!channel> & "co"', "summary": "nonfinite at step 50\nin a"}
+SAID = {
+    **alerts.sample(),
+    "cause": "A cause.",
+    "cure": 'A "cure".',
+    "run": '<!channel> & "co"',
+    "summary": "nonfinite at step 50\nin a",
+}
 
 
 @pytest.fixture
@@ -147,9 +155,36 @@ def test_an_alert_that_did_not_arrive_is_sent_again_later_and_later(store, sick,
     assert (monitor.health.notified, monitor.health.not_notified, monitor.health.errors) == (1, 3, 0)
     lines = [record.message for record in caplog.records if record.module == "alerts"]
     assert lines == [
-        "an alert was not delivered: 127.0.0.1 answers 500; trying again",
+        "an alert was not delivered: 127.0.0.1 answers 500; a later pass tries again",
         "alerts are delivered again",
     ]
+
+
+@pytest.mark.parametrize("status", [300, 302, 304, 404])
+def test_only_200_to_299_is_delivered(hook, status):
+    hook.answers += [status]
+    with pytest.raises(AlertError, match=f"answers {status}"):
+        notifier(hook.url)(SAID)
+
+
+def test_a_pass_whose_alert_failed_hands_it_on_and_does_not_end_well(store, sick, hook, caplog):
+    """As cron starts it: each pass is another process, and the next one need not wait."""
+    sick()
+    failed = CliRunner().invoke(main, ["monitor", "--tracking-uri", store, "--once", "--notify", "false"])
+    assert failed.exit_code == 1
+    assert "an alert was not delivered: false ended with exit code 1; a later pass tries again" in caplog.text
+    told = CliRunner().invoke(main, ["monitor", "--tracking-uri", store, "--once", "--notify", hook.url])
+    assert (told.exit_code, len(hook.bodies)) == (0, 1)
+
+
+def test_a_receiver_is_tried_before_it_is_needed(store, hook):
+    words = ["monitor", "--tracking-uri", store, "--test-notify", "--notify"]
+    tried = CliRunner().invoke(main, [*words, hook.url])
+    assert (tried.exit_code, tried.output) == (0, "delivered: a test, of no run\n")
+    assert json.loads(hook.bodies[0])["run"] == "a-test-of-alerts"
+    hook.answers += [500]
+    assert CliRunner().invoke(main, [*words, hook.url]).output == "Error: not delivered: 127.0.0.1 answers 500\n"
+    assert CliRunner().invoke(main, words[:-1]).exit_code == 2
 
 
 def test_two_monitors_tell_of_an_error_once(store, sick, hook, monkeypatch):
@@ -204,7 +239,7 @@ def test_findings_files_from_strangers_tell_nothing_and_stop_nothing(store, sick
 
 
 def test_what_is_posted_is_signed(hook):
-    notifier(hook.url, secret="s3cret")(SAID)
+    notifier(hook.url.replace("http", "HTTP", 1), secret="s3cret")(SAID)
     assert json.loads(hook.bodies[0]) == SAID
     expected = hmac.new(b"s3cret", hook.bodies[0], hashlib.sha256).hexdigest()
     assert hook.headers[0][SIGNATURE] == f"sha256={expected}"
@@ -224,7 +259,7 @@ def test_a_command_reads_the_message_without_a_shell(tmp_path):
         ("http://127.0.0.1:9/T000/secret-path", "127.0.0.1: ConnectionError"),
         (f"{shlex.quote(sys.executable)} -c 'raise SystemExit(3)' --token secret-path", "ended with exit code 3"),
         (f"{shlex.quote(sys.executable)} -c 'import time; time.sleep(9)' secret-path", "took longer than 1 s"),
-        ("./not-there secret-path", "not-there: No such file"),
+        (f"{shlex.quote(sys.executable)} not-there secret-path", "ended with exit code 2"),
     ],
 )
 def test_what_does_not_arrive_says_why_and_no_secret(target, why, monkeypatch):
@@ -237,7 +272,7 @@ def test_what_does_not_arrive_says_why_and_no_secret(target, why, monkeypatch):
 def test_slack_shows_what_strangers_wrote_as_text(hook):
     notifier(hook.url, "slack")(SAID)
     text = json.loads(hook.bodies[0])["text"]
-    assert "*nonfinite* in <http://127.0.0.1:5000|" in text
+    assert "*nonfinite* in <http://127.0.0.1:5000/#/" in text
     assert '|&lt;!channel&gt; &amp; "co">: nonfinite at step 50\nin a\nA cause.\n*What to do:* A "cure".' in text
 
 
@@ -266,9 +301,14 @@ def test_a_template_that_does_not_fit_a_message_is_an_alert_that_failed(tmp_path
 
 
 def test_what_is_no_target_or_template_is_refused(tmp_path):
-    for target in ("", "a 'b"):
-        with pytest.raises(RunError, match="wanted a command or a URL"):
+    for target in ("", "a 'b", "./not-there secret-path"):
+        with pytest.raises(RunError, match="wanted a command or a URL") as caught:
             notifier(target)
+        assert "secret" not in str(caught.value)
+    for target in ("htp://host/secret", "http:///secret", "http://host:x/secret", "https:/host/secret", "http://"):
+        with pytest.raises(RunError, match="is no webhook; wanted such as https://host/path") as caught:
+            notifier(target)
+        assert "secret" not in str(caught.value)
     with pytest.raises(RunError, match="wanted slack or a file"):
         notifier("true", str(tmp_path / "none.j2"))
 
@@ -277,7 +317,8 @@ def test_a_message_is_of_bounded_size():
     run = SimpleNamespace(info=SimpleNamespace(run_id="a", run_name=None, experiment_id="1"))
     nested = Finding("dead-layer", "warning", ("b",) * 9, 1, 2)
     found = Finding("vanishing", "error", ("a",) * 1000, 1, 2, {"x": float("nan")}, consequences=(nested,))
-    said = message(found, run, "u")
+    said = message(found, run, "https://mlflow.example.org")
+    assert said["docs"].startswith("https://mlflow.example.org/#/experiments/1/runs/a/artifacts/gradwatch/report.html")
     assert len(said["layers"]) == 20
     assert "consequences" not in said
     assert said["run"] == "a"
@@ -348,7 +389,7 @@ def test_an_answer_that_drips_is_given_up_and_not_asked_for_again_meanwhile(raw,
 
 def test_each_message_has_an_id_of_its_own():
     """Also that of an alert which is sent again: a receiver that refuses what it has seen must not refuse that."""
-    assert len({alerts._sample()["id"] for _ in range(10)}) == 10
+    assert len({alerts.sample()["id"] for _ in range(10)}) == 10
 
 
 def test_the_check_that_the_docs_give_refuses_replays_old_and_forged_messages():

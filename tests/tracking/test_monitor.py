@@ -223,7 +223,7 @@ def test_a_server_that_goes_away_and_comes_back_is_two_lines(store, recorded, ca
     assert monitor.run_once()
     lines = [record.message for record in caplog.records if "answer" in record.message]
     assert [line.split(" ", 1)[1] for line in lines] == [
-        "does not answer: no route to http://host/api; trying again",
+        "does not answer: no route to http://host/api; a later pass tries again",
         "answers again",
     ]
     assert monitor.health.errors == 3

@@ -16,7 +16,13 @@ from gradwatch.analysis.rules.facts import middle
 from gradwatch.analysis.rules.finding import Finding, Severity, either
 from gradwatch.analysis.rules.layer_facts import matrices, pick
 from gradwatch.analysis.rules.losses import scaled_losses, without_small_terms
-from gradwatch.analysis.rules.nonfinite_causes import of_a_vanished, of_half_weights, of_the_scale, words
+from gradwatch.analysis.rules.nonfinite_causes import (
+    OF_AN_UNKNOWN_LOSS,
+    of_a_vanished,
+    of_half_weights,
+    of_the_scale,
+    words,
+)
 from gradwatch.analysis.rules.origin import origin
 from gradwatch.analysis.rules.tries import LOWER, warm_up
 from gradwatch.history import Bools, History
@@ -63,9 +69,12 @@ def nonfinite(
     last, following = _bracket(history.layers, ~np.isnan(begin).all(axis=0), bad)
     said = (of_half_weights(history) or of_the_scale(history)) if after == "float16" else None
     said = said or (of_a_vanished(history, first) if after == "nothing" else None)
-    cause, cure = said or words(history, went_first, after, last, following, int(history.step[first]))
     ends = last or history.layers[-1] if bad.any() else ""
     seen = origin(history, first, int(rows[-1]) if skipped else first, bad, ends)
+    if went_first == "unknown" and "first_activation" in seen.evidence and not history.run.source:
+        went_first = "loss"
+    cause, cure = said or words(history, went_first, after, last, following, int(history.step[first]))
+    is_open = (went_first, after, last, said) == ("unknown", "nothing", "", None)
     cure = seen.cure if seen.cure and went_first == "loss" and after == "nothing" and not said else cure
     if skipped and "weights" not in seen.evidence:
         cure = "These steps were skipped. If they keep coming: " + cure[0].lower() + cure[1:]
@@ -88,6 +97,7 @@ def nonfinite(
             cause=cause + seen.said,
             cure=cure,
             tries=(LOWER, warm_up(history)) if after == "growth" else (),
+            alternatives=OF_AN_UNKNOWN_LOSS if is_open else (),
         )
     ]
 

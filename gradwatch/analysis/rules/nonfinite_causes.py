@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from gradwatch.analysis.rules.finding import either
 from gradwatch.analysis.rules.layer_facts import matrices, measured, root_mean_square
 from gradwatch.analysis.rules.loss_graph import paths
 from gradwatch.history import History
@@ -126,6 +127,13 @@ def words(history: History, went_first: str, after: str, last: str, following: s
             f"is said twice: more frames, or zero_infinity=True. {cast}Else look for such a value in the batch. "
             "SkipNonfinite() first in the chain protects the weights.",
         )
+    if went_first == "unknown" and not last:
+        return (
+            f"Nothing grew before step {step}, whose loss was not logged. {either(OF_AN_UNKNOWN_LOSS)}",
+            "Run that batch under torch.autograd.set_detect_anomaly(True), which names the operation, and look for "
+            "such a value in the batch. A loss that is logged in each step tells which of the two it is. "
+            "SkipNonfinite() first in the chain protects the weights meanwhile.",
+        )
     finite = (
         "The loss was finite and its derivative was not" if went_first == "gradient" else "A derivative is not finite"
     )
@@ -135,3 +143,9 @@ def words(history: History, went_first: str, after: str, last: str, following: s
         f"Look at the operations{where}: add an epsilon inside the root or the logarithm, or clamp its argument; "
         "torch.autograd.set_detect_anomaly(True) names the line; SkipNonfinite() protects the weights meanwhile.",
     )
+
+
+OF_AN_UNKNOWN_LOSS = (
+    "it was inf or NaN already (such a value in the batch, log(0), 0/0, an overflowing exp)",
+    "it was finite and its derivative was not (a square root, norm, logarithm or division at 0)",
+)
