@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -113,7 +114,8 @@ def _why_empty(run: Run, found: Sequence[Finding]) -> str:
 
 
 def open_histories(refs: Sequence[str], directory: Path = RUNS, empty: bool = False) -> list[History]:
-    """The histories of several runs. A ref is a run folder, an MLflow run id, `experiment:NAME` or `latest`.
+    """The histories of several runs. A ref is a run folder, a folder that holds a single one, an MLflow run id,
+    `experiment:NAME` or `latest`.
 
     With `empty` a single run may lack any step, where that alone is a finding. `latest` is the newest run folder under
     `directory`, else of the demo, else the newest watched run in MLflow. Runs of more than `MAX_VALUES` values are
@@ -122,7 +124,7 @@ def open_histories(refs: Sequence[str], directory: Path = RUNS, empty: bool = Fa
     Raises:
         RunError: a ref names no run, or a run without a recorded step.
     """
-    found = [run for ref in refs for run in _runs(ref, directory)]
+    found = _once(run for ref in refs for run in _alone(Path(ref)) or _runs(ref, directory))
     return [_opened(run, MAX_VALUES, empty and len(found) == 1) for run in found]
 
 
@@ -200,8 +202,14 @@ def _sorted(refs: Sequence[str]) -> tuple[list[str | Path], list[str | Path]]:
     many: dict[str, Sequence[str | Path]] = {
         ref: _runs(ref, RUNS) if ref.startswith(_EXPERIMENT) else _below(Path(ref)) for ref in refs
     }
-    named = [run for ref in refs if not many[ref] for run in _runs(ref, RUNS)]
-    return [run for ref in refs for run in many[ref]], named
+    below = _once(run for ref in refs for run in many[ref])
+    every = _once((*below, *(run for ref in refs if not many[ref] for run in _runs(ref, RUNS))))
+    return below, every[len(below) :]
+
+
+def _once(runs: Iterable[str | Path]) -> list[str | Path]:
+    """Each run once, by whatever paths it is named."""
+    return list({Path(run).resolve() if os.path.isdir(run) else run: run for run in runs}.values())
 
 
 def _runs(ref: str, directory: Path) -> Sequence[str | Path]:
@@ -233,6 +241,12 @@ def _below(directory: Path) -> list[Path]:
         return []
     last = {folder.parent: folder for folder in folders if (folder.parent / "job.json").exists()}
     return [folder for folder in folders if last.get(folder.parent, folder) == folder]
+
+
+def _alone(directory: Path) -> list[Path]:
+    """The only run in a folder that is none itself; nothing where there are several."""
+    below = _below(directory)
+    return below if len(below) == 1 else []
 
 
 def _latest(directory: Path) -> str | Path:

@@ -12,6 +12,7 @@ import torch
 from gradwatch.recording import attach
 from gradwatch.recording.refusal import loggable
 from gradwatch.recording.watch import Watch
+from gradwatch.storage.logged_names import CLOCK
 
 try:
     from transformers.trainer_callback import ExportableState, TrainerCallback
@@ -23,7 +24,6 @@ except ImportError as error:
 
 # What the Trainer logs and is no metric: its progress and its clock; gradwatch records the learning rate of each step.
 _PROGRESS = {"epoch", "learning_rate", "total_flos", "num_input_tokens_seen"}
-_CLOCK = ("_runtime", "_per_second")
 
 
 class GradWatchCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
@@ -61,7 +61,7 @@ class GradWatchCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
         """Log the Trainer's loss and metrics; evaluations come this way too."""
         if self.watch is not None and not self.watch.closed:
-            values = {k: v for k, v in (logs or {}).items() if k not in _PROGRESS and not k.endswith(_CLOCK)}
+            values = {k: v for k, v in (logs or {}).items() if k not in _PROGRESS and not k.endswith(CLOCK)}
             known = self.watch._recorder.logged
             self.watch.log(**loggable(values, known))
 

@@ -13,6 +13,7 @@ from gradwatch.analysis.rules.facts import LEAST_STEPS, steps_taken
 from gradwatch.analysis.verdict import Contender
 from gradwatch.formatting import listed
 from gradwatch.history import History
+from gradwatch.storage.run_state import run_state
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,11 +32,16 @@ def of_table(table: pd.DataFrame, better_high: Mapping[str, bool | None], target
             )
         else:
             word = "higher" if high else "lower"
-            spread = "; ± is the 95 % interval over the seeds" if table["runs"].gt(1).any() else ""
+            spread = "; ± is the 95 % interval over the seeds" if table[f"{metrics[0]}_low"].notna().any() else ""
             notes.append(f"The verdict is by {metrics[0]}, {word} is better{spread}.")
         method = table[f"{metrics[0]}_method"]
         if table["runs"].eq(1).all():
             notes.append("One run each: there is no interval and no verdict. Repeat with more seeds (three or more).")
+        elif table[f"{metrics[0]}_low"].isna().all() and not table["diverged"].any():
+            notes.append(
+                "One seed each, whose repeats count once: there is no interval and no verdict. Repeat with more seeds "
+                "(three or more)."
+            )
         elif table["runs"].max() == 2:
             notes.append("Two seeds give intervals that are rarely narrow enough: take three or more.")
         elif method.str.contains("not paired").any():
@@ -132,9 +138,10 @@ def odd_ones(histories: Sequence[History], metrics: Sequence[str]) -> list[str]:
     unheard = [h.run.name for h in histories if metrics and metrics[0] not in h.logged]
     if unheard:
         notes.append(f"These runs never logged {metrics[0]}: {listed(unheard)}.")
-    cut = [h for h in histories if h.run.status in ("FAILED", "KILLED") and not final_values.diverged(h)]
+    ended = [("killed" if run_state(h.run).crashed else h.run.status.lower(), h) for h in histories]
+    cut = [(how, h) for how, h in ended if how in ("failed", "killed") and not final_values.diverged(h)]
     if cut:
-        named = [f"{h.run.name} ({h.run.status.lower()} after {len(h):,} steps)" for h in cut]
+        named = [f"{h.run.name} ({how} after {len(h):,} steps)" for how, h in cut]
         notes.append(f"These runs did not end well and count as they are: {listed(named)}.")
     short = [h.run.name for h in histories if steps_taken(h) < LEAST_STEPS]
     if short:

@@ -12,26 +12,31 @@ import click
 @click.argument("run", metavar="RUN")
 @click.option("--fail-on", type=click.Choice(("error", "warning")), default="error", show_default=True,
               help="The least severe finding that fails the check.")  # fmt: skip
+@click.option("--strict", is_flag=True, help="Fail, too, where the run did not end well, is too short to judge, or "
+              "where its record is incomplete.")  # fmt: skip
 @click.option("--format", "kind", type=click.Choice(("text", "json", "github", "sarif")), default="text",
               show_default=True, help="How to print the findings; github: annotations of a workflow, sarif: for code "
               "scanning.")  # fmt: skip
 @click.option("--follow", "following", is_flag=True,
               help="Wait for the end of the run in folder RUN, and keep its findings.json up to date.")  # fmt: skip
 @click.pass_context
-def check(ctx: click.Context, run: str, fail_on: str, kind: str, following: bool) -> None:
+def check(ctx: click.Context, run: str, fail_on: str, strict: bool, kind: str, following: bool) -> None:
     """Check one run for findings: exit code 1 when there are, 0 when there are none.
 
-    A run that is too short to judge has none: its verdict says so, and the exit code is 0.
+    RUN may be the folder that holds the run's, too, if no other is in it. A run that is too short to judge has no
+    findings: its verdict says so, and without --strict the exit code is 0.
 
     \b
     Example:
       gradwatch check latest
+      gradwatch check gate --strict
       gradwatch check gradwatch-runs/20260131-120000-mlp --fail-on warning --format github
     """  # noqa: D301  (click reads the backspace)
     from gradwatch.analysis.rules import diagnose, verdict
+    from gradwatch.analysis.rules.facts import LEAST_STEPS, steps_taken
     from gradwatch.errors import RunError
     from gradwatch.open_run import open_histories
-    from gradwatch.report.model import CRASHED, state
+    from gradwatch.report.model import state
     from gradwatch.report.sarif import render_sarif
     from gradwatch.report.terminal import print_text
     from gradwatch.report.text import render_check_json, render_check_text, render_github
@@ -62,10 +67,14 @@ def check(ctx: click.Context, run: str, fail_on: str, kind: str, following: bool
         text = render(history.run.name, findings, said)
     print_text(text) if kind == "text" else click.echo(text, nl=False)
     how = state(history)
-    for problem in (f"the run {how}", *history.problems) if how.startswith(CRASHED) else history.problems:
-        click.echo(terminal(f"incomplete: {problem}"), err=True)
+    unsound = [f"incomplete: {problem}" for problem in history.problems]
+    if how not in ("finished", "running"):
+        unsound.insert(0, f"the run {how if ' ' in how else f'ended as {how}'} after {len(history):,} steps")
+    for problem in unsound:
+        click.echo(terminal(problem), err=True)
     failing = ("error",) if fail_on == "error" else ("error", "warning")
-    ctx.exit(int(any(finding.severity in failing for finding in findings)))
+    fails = any(finding.severity in failing for finding in findings)
+    ctx.exit(int(fails or (strict and (bool(unsound) or steps_taken(history) < LEAST_STEPS))))
 
 
 def _folder(ref: str) -> Path | None:

@@ -9,6 +9,7 @@ from functools import lru_cache
 HELD_OUT = re.compile(
     "(?<![a-zA-Z])(?i:val(?!ue)|test|eval|dev(?!i)|hold)|(?<=[a-z])(Val(?!ue)|Test|Eval|Dev(?!i)|Hold)"
 )
+CLOCK = ("_runtime", "_per_second")  # what a Trainer's names of its speed end in: no result of a training
 _FACTOR = re.compile(
     r"loss[ _./-]?(scale|scaler|scaling|weights?|coeffs?|coefs?|coefficients?)($|[^a-z])", re.IGNORECASE
 )

@@ -77,7 +77,7 @@ def write_log(log: Log, source: str, name: str, directory: Path, params: Mapping
     columns = _columns(log)
     steps = np.array(sorted({step for values in columns.values() for step in values}), np.int64)
     if not len(steps):
-        raise RunError(f"{source} holds no scalar of any step")
+        raise RunError("; ".join([f"{source} holds no scalar of any step", *log.notes]))
     per_step = {key: _values(steps, values) for key, values in {"time": log.times, **columns}.items()}
     bad = _nonfinite(columns)
     if bad:

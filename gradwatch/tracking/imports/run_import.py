@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gradwatch.errors import RunError
+from gradwatch.formatting import listed
 from gradwatch.tracking.imports.csv_log import read_csv_log
 from gradwatch.tracking.imports.event_files import MARK, read_events
 from gradwatch.tracking.imports.log import Log, require_size, write_log
@@ -24,10 +25,12 @@ def import_run(path: Path, directory: Path, name: str | None, params: Mapping[st
         RunError: it is nothing that can be read, or the folder cannot be written.
     """
     try:
-        files = _files(path)
+        files, others = _files(path)
         for file in files:
             require_size(file)
         log = _read(files)
+        if others:
+            log.notes.append(f"{files[0].name} was read; what lies beside it was not: {listed(others)}")
         stem = files[0].stem  # trainer_state, metrics: the folder tells more
         given = name or (stem if len(files) == 1 and stem not in OFTEN and MARK not in stem else _parent_name(files[0]))
         return write_log(log, f"{log.kind} ({files[0].name})", given, directory, params), log.notes
@@ -40,15 +43,16 @@ def _parent_name(path: Path) -> str:
     return path.resolve().parent.name or "imported"
 
 
-def _files(path: Path) -> list[Path]:
-    """The file, or of a folder the first of the kinds it holds; of event files all."""
+def _files(path: Path) -> tuple[list[Path], list[str]]:
+    """The file, or of a folder the first of the kinds it holds; of event files all. And the names of the other logs."""
     if not path.is_dir():
-        return [path]
-    for pattern in (NAME, f"*{MARK}*", "metrics.csv", "steps.csv"):
-        found = [file for file in sorted(path.glob(pattern)) if file.is_file()]
-        if found:
-            return found
-    raise RunError(f"{path} holds no log directly in it: {WANTED}")
+        return [path], []
+    patterns = NAME, "steps.csv", f"*{MARK}*", "metrics.csv"
+    kinds = [[file for file in sorted(path.glob(pattern)) if file.is_file()] for pattern in patterns]
+    first, *others = [found for found in kinds if found] or [[]]
+    if not first:
+        raise RunError(f"{path} holds no log directly in it: {WANTED}")
+    return first, [found[0].name for found in others]
 
 
 def _read(files: list[Path]) -> Log:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gradwatch.errors import RunError
+from gradwatch.storage.logged_names import CLOCK
 from gradwatch.tracking.imports.log import Log
 
 NAME = "trainer_state.json"
@@ -42,7 +43,8 @@ def _add(log: Log, entry: dict[str, Any]) -> None:
     if SUMMARY in entry:
         return
     for name, value in numbers.items():
-        log.add(name, step, value)
+        if not name.endswith(CLOCK):
+            log.add(name, step, value)
 
 
 def _count(value: Any) -> int | None:
