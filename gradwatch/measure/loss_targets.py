@@ -34,9 +34,11 @@ LOSSES = (*_CHOICES, *_YES_OR_NO, *NUMBERS)
 
 
 @without_autograd
-def seen(loss: str, node: Node, data: Sequence[Tensor] = (), mask: Tensor | None = None) -> dict[str, Tensor | float]:
+def seen(
+    loss: str, node: Node, data: Sequence[Tensor] = (), mask: Tensor | None = None, is_averaged: bool = False
+) -> dict[str, Tensor | float]:
     """0-d tensors on the loss's device, by name; `loss` is the operation that the `node` is of, of `LOSSES`. Classes
-    that are multiplied by a `mask` of 0 are ignored.
+    that are multiplied by a `mask` of 0 are ignored. `is_averaged`: a mean is taken of what it gives for each target.
 
     Of all: `target_mean` and `target_std`, where a class counts by its number, of so many `targets`. Of classes,
     also of two: `target_top`, the most frequent one, `target_top_share` and `predicted_top_share`, the share of
@@ -61,7 +63,7 @@ def seen(loss: str, node: Node, data: Sequence[Tensor] = (), mask: Tensor | None
     target, scores = node._saved_target, node._saved_self
     if type(target) is not Tensor or type(scores) not in (Tensor, torch.nn.Parameter) or not target.numel():
         return {}
-    few, is_reduced = _evenly(target.shape, MOST), node._saved_reduction != 0
+    few, is_reduced = _evenly(target.shape, MOST), node._saved_reduction != 0 or is_averaged
     if loss in NUMBERS:
         found = _of_numbers(target[few].flatten().float(), scores[few].flatten().float())
         if target.dim() == 2 and target.shape[1] > 1 and target.numel() <= MOST:

@@ -116,6 +116,9 @@ def thrown(at=200, up=3.0):
     return np.where(row < at, 2.3 - 2 * row / STEPS, up) + 0.1 * NOISE
 
 
+ODDS = math.log(4)  # the last layer has four rows
+
+
 @pytest.mark.parametrize(
     ("ratio", "then", "found"),
     [
@@ -123,14 +126,18 @@ def thrown(at=200, up=3.0):
         (0.3, 30.0, True),
         (0.1, 2.3, False),  # the first step was short
         (0.3, 0.3, False),  # it comes down again, as below the catapult's highest rate
+        (0.3, ODDS, True),
+        (0.3, 0.9 * ODDS, False),  # it learns something
     ],
 )
 def test_a_loss_that_leapt_with_a_long_first_step_and_won_nothing_since(ratio, then, found):
     loss = np.where(np.arange(STEPS) < 3, [2.4, 9.0, 25.0, *[0] * (STEPS - 3)], then) + 0.01 * NOISE
+    loss[:3] = loss[:3] if then in (2.3, 30.0, 0.3) else [11.3, 14.0, 16.0]  # half the leap, from a task before
     first = np.where(np.arange(STEPS) == 0, ratio, 0.01)
     leapt = run(loss=loss, ratio=first[:, None])
     told = [f for f in lr_too_high(leapt) if "leapt_to" in f.evidence]
     assert [f.first_step for f in told] == [0] * found
+    assert [("rests at what equal odds give" in f.cause) for f in told] == [then == ODDS] * found
 
 
 def test_a_schedule_that_raised_the_rate_before_is_named():

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from gradwatch.analysis.rules.advantages import policy_loss_trains_critic, target_not_detached
 from gradwatch.analysis.rules.axes_mixed import axes_mixed
 from gradwatch.analysis.rules.broadcast import shapes_broadcast
+from gradwatch.analysis.rules.far_beginning import of_a_sum
 from gradwatch.analysis.rules.layer_facts import ends_in
 from gradwatch.analysis.rules.loss_graph import (
     is_of_log_probabilities,
@@ -76,6 +77,26 @@ def test_a_column_against_a_row_is_told(loss):
 
 
 WEIGHTS = torch.rand(N)
+
+
+@pytest.mark.parametrize(
+    ("loss", "rows"),
+    [
+        (lambda: F.cross_entropy(logits(), Y, reduction="sum"), N),
+        (lambda: F.cross_entropy(logits(), Y, reduction="none").sum(), N),
+        (lambda: F.cross_entropy(logits(), Y, reduction="none").sum() / N, 0),
+        (lambda: F.cross_entropy(logits(), Y), 0),
+    ],
+)
+def test_a_sum_over_the_rows_is_why_steps_are_too_long(loss, rows):
+    def far(optimizer):
+        made = {"name": optimizer, "class": optimizer, "settings": {"lr": 0.1}}
+        history = run_of(loss())
+        return of_a_sum(replace(history, run=replace(history.run, optimizers=(made,))), "It is.", "Lower it.")
+
+    assert far("Adam") is None  # its steps are as long whatever the loss is multiplied by
+    said = far("SGD")
+    assert (said is not None and f"a sum over {rows} predictions" in said[0]) == bool(rows)
 
 
 @pytest.mark.parametrize(
@@ -518,8 +539,11 @@ def test_a_value_whose_target_keeps_its_graph(loss, said):
 )
 def test_minus_a_mean_of_probabilities_lacks_its_logarithm(loss, said):
     history = make_history(60, layers=tuple(LAYERS.values()), loss_graph=tuple(LossGraph(loss(), LAYERS).described()))
-    told = negative_loss(with_loss(history, np.linspace(-0.5, -0.9, 60)))
+    below = with_loss(history, np.linspace(-0.5, -0.9, 60))
+    told = negative_loss(below)
     assert ["without their logarithm" in f.cause for f in told] == [True] * said
+    weighed = {f"in_loss/{name}": np.ones(60) for name in ("advantage_mean", "advantage_std")}
+    assert negative_loss(changed(below, per_step={**below.per_step, **weighed})) == []  # of a policy: of either sign
 
 
 @pytest.mark.parametrize(("optimizers", "said"), [(("Adam",), 1), (("actor", "critic"), 0)])

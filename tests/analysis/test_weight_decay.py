@@ -8,6 +8,7 @@ from make_run import changed, make_history
 
 from gradwatch.analysis.rules.weight_decay import weight_decay_too_strong
 
+NOISE = np.random.default_rng(0).standard_normal(200)
 STEPS, WIDE = 200, ("0.weight", "2.weight", "4.weight")
 TORCH = {"decoupled_weight_decay": True}
 
@@ -23,6 +24,26 @@ def decayed(kind, decay, *, rate=1e-3, left=1.0, gradient=1.0, **settings):
     per_layer = {**run.per_layer, "weight_norm": norm, "grad_norm": flat, "clipped_norm": flat}
     run = changed(run, per_layer=per_layer, per_step={**run.per_step, "lr": np.full(STEPS, rate)})
     return replace(run, run=replace(run.run, layers=layers))
+
+
+RESTS = np.interp(np.arange(STEPS), [0, 60], [2.3, 0.9])
+
+
+@pytest.mark.parametrize(
+    ("loss", "decay", "gradient", "found"),
+    [
+        (RESTS, 0.1, 0.9, 1),
+        (RESTS, 0.1, 3.0, 0),  # most of the gradient is not the decay's to take
+        (RESTS, 1e-3, 0.009, 0),  # a usual one, at the end of a training that has all
+        (RESTS / 3 + (2.3 - 2.3 / 3) * (np.arange(STEPS) < 1), 0.1, 0.9, 0),  # hardly any is left
+        (np.linspace(2.3, 0.9, STEPS), 0.1, 0.9, 0),  # it still falls
+        (np.full(STEPS, 2.3), 0.1, 0.9, 0),  # nothing was learnt: another finding's
+    ],
+)
+def test_a_decay_that_holds_a_loss_up(loss, decay, gradient, found):
+    history = decayed("SGD", decay, rate=0.05, gradient=gradient)
+    told = weight_decay_too_strong(changed(history, per_step={**history.per_step, "loss": loss + 1e-3 * NOISE}))
+    assert ["the decay takes back" in f.cause for f in told] == [True] * found
 
 
 @pytest.mark.parametrize(

@@ -253,6 +253,8 @@ def test_what_is_multiplied_by_nothing_is_ignored():
     turned = seen((each * (asked == 0)).sum())
     assert (turned["target_top"], turned["target_top_share"]) == (0, 1)
     assert not {"target_top_at_ends", "explained"} & seen(each.sum(1).square().sum()).keys()  # by what is not known
+    whole = F.cross_entropy(net(read).flatten(0, 1), asked.flatten())
+    assert seen(each.mean()) == pytest.approx(seen(whole))  # the mean of each is that of all
 
 
 def test_how_much_the_positives_weigh_and_which_targets_are_no_probabilities():

@@ -94,7 +94,7 @@ _OVERESTIMATES = (
 
 
 def target_network_stale(
-    history: History, known: float = 0.95, still: float = 0.3, least: int = 12, min_steps: int = 200
+    history: History, known: float = 0.95, still: float = 0.4, least: int = 12, min_steps: int = 200
 ) -> list[Finding]:
     """The values of chosen actions are learnt to the last digit, and what they are to be never moved. A warning.
 

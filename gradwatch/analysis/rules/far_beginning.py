@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import math
+from itertools import pairwise
+
+from gradwatch.analysis.rules.facts import is_adaptive
 from gradwatch.analysis.rules.layer_facts import chance_loss, initial_gains
+from gradwatch.analysis.rules.loss_graph import paths
 from gradwatch.analysis.rules.losses import first_quarter, scaled_losses
 from gradwatch.history import History
 
 
 def begins_far(history: History, cause: str, cure: str, times: float = 3.0) -> tuple[str, str] | None:
     """The cause and the cure of steps that are too long where the loss of a classification began at more than `times`
-    log C: what brings it there comes before the `cure`, a sentence. None where it began nearer.
+    log C: what brings it there comes before the `cure`, a sentence. None where it began nearer. A sum over
+    many is far above by nature (`of_a_sum`).
 
     Source: Karpathy 2019, A Recipe for Training Neural Networks ("verify loss @ init").
     """
+    if summed := of_a_sum(history, cause, cure):
+        return summed
     firsts = [first_quarter(values)[:1] for values in scaled_losses(history).values()]
     began, chance = max((float(first[0]) for first in firsts if len(first)), default=0.0), chance_loss(history)
     if not began > times * chance:
@@ -25,6 +33,29 @@ def begins_far(history: History, cause: str, cure: str, times: float = 3.0) -> t
         + ("" if norms else "; a norm in each block that is added up, x = x + block(norm(x))")
         + f". If that is not it: {cure[0].lower()}{cure[1:]}",
     )
+
+
+def of_a_sum(history: History, cause: str, cure: str) -> tuple[str, str] | None:
+    """The same where a loss of classes is a sum over rows, and the optimizer's steps grow with the gradient."""
+    rows = _rows_summed(history)
+    if rows < 2 or is_adaptive(history):
+        return None
+    return (
+        f"{cause} The loss is a sum over {rows} predictions, no mean, and its gradient {rows} times as large.",
+        f"Take the mean (reduction='mean', .mean()), or a rate {rows} times lower. If that is not it: "
+        f"{cure[0].lower()}{cure[1:]}",
+    )
+
+
+def _rows_summed(history: History) -> int:
+    """Of how many predictions the loss of classes is a sum; 1 of a mean, and where that is not known."""
+    for path, _ in paths(history):
+        for above, below in pairwise(path):
+            if above.name.startswith(("NllLoss", "LogSoftmax")) and len(below.shape) > 1:
+                names = [each.name for each in path[: path.index(above) + 1]]
+                summed = names[0].endswith("/sum") or ("Sum" in names and not {"Mean", "Div"} & {*names})
+                return math.prod(below.shape) // below.shape[1] if summed else 1
+    return 1
 
 
 def begins_small(history: History, small: float = 0.1) -> bool:

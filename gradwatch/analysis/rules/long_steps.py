@@ -22,7 +22,7 @@ from gradwatch.analysis.rules.facts import (
     smooth,
     steps_by_rate,
 )
-from gradwatch.analysis.rules.far_beginning import begins_far
+from gradwatch.analysis.rules.far_beginning import begins_far, of_a_sum
 from gradwatch.analysis.rules.finding import Finding, Severity, Why, either
 from gradwatch.analysis.rules.layer_facts import largest_ratio
 from gradwatch.analysis.rules.long_steps_effects import (
@@ -225,8 +225,8 @@ def _too_high(
     cause = why or f"The steps of {optimizer_kind(history)} are too long for this loss: {_THROWN}"
     if unclear:
         cause = f"The loss rose, by steps of a usual size. {either(_OF_A_RISE)}"
-    if why:
-        cause, cure = begins_far(history, cause, cure) or (cause, cure)
+    far = begins_far if why else of_a_sum
+    cause, cure = far(history, cause, cure) or (cause, cure)
     astray = goes_astray(history, row)
     raised = raised_at(history, row)  # what the steps did begins with them
     return Finding(

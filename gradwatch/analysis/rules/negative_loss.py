@@ -56,7 +56,8 @@ def negative_loss(
     for name in training_losses(history):
         values = history.total(name)
         values = values[np.isfinite(values)]
-        if len(values) < min_steps or has_rivals(history):
+        weighed = len(sampled(history, "advantage_std")[0])  # -log_prob * advantage is of either sign
+        if len(values) < min_steps or has_rivals(history) or weighed:
             continue
         why = _of_classes(history, name, values, near, close, times) or _by_its_way(history, name, values, times)
         if why is None:

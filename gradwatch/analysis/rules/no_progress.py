@@ -30,7 +30,7 @@ from gradwatch.analysis.rules.loss_terms import outweighed
 from gradwatch.analysis.rules.open_causes import left_open, out_of_reach
 from gradwatch.analysis.rules.plateaus import begins_late, explains_nothing, finding_of, rests, stops
 from gradwatch.analysis.rules.progress import Progress, can_be_judged, progress, unmoved, went
-from gradwatch.analysis.rules.sampled_losses import is_explained, own_targets_move
+from gradwatch.analysis.rules.sampled_losses import is_explained, own_targets_move, sampled
 from gradwatch.analysis.rules.schedule import ran_out
 from gradwatch.analysis.rules.small_updates import weak_gradients
 from gradwatch.analysis.rules.standstill import at_chance, equal_odds, stands
@@ -205,7 +205,7 @@ def _not_its_goal(history: History, min_steps: int, running: int, good: float = 
         outweighs = outweighed(history, loss, terms)
     if outweighs:
         return finding_of(history, shown, outweighs._replace(cause=f"{falls}{shown.in_words}. {outweighs.cause}"))
-    causes = _BESIDE_IT if losses else _AGAINST_IT
+    causes = _BESIDE_IT if losses else (_OPEN, *_AGAINST_IT) if _stays_open(history) else _AGAINST_IT
     why = Why(
         f"{falls}{shown.in_words}. {either(causes)}",
         "Look at what the model gives out: if it is alike for all inputs, at these and at the last layer; if not, at "
@@ -229,6 +229,19 @@ _OVERLAP = re.compile(r"dice|iou|jaccard|tversky|ssim|overlap", re.IGNORECASE)
 _ONE_SIDED = re.compile(
     r"(^|[^a-z])(recall|precision|sensitivity|specificity|tpr|tnr)(?!@|_?\d|_at|[a-z])", re.IGNORECASE
 )
+
+
+def _stays_open(history: History, near: float = 0.05) -> bool:
+    """Whether an entropy that is logged and rewarded is to the end within `near` of where it began, no lower."""
+    values = next((history.total(name) for name in history.logged if "entropy" in name.lower()), np.empty(0))
+    values = values[np.isfinite(values)]
+    rewarded = sampled(history, "entropy_rewarded")[1]
+    if len(values) < 20 or not len(rewarded) or not rewarded.all():
+        return False
+    return bool(middle(values[-5:]) > (1 - near) * middle(values[:5]) > 0)
+
+
+_OPEN = "what rewards the entropy of the choices outweighs what they bring (it is as high in the end as at first)"
 _AGAINST_IT = (
     "the loss does not ask for it (its sign, what is detached, its baseline)",
     "the noise of what is sampled hides what the steps win",

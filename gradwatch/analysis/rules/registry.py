@@ -126,7 +126,7 @@ _OF_THE_RUN = {
 }  # seen at its end, whatever they begin with
 _LATE = {"weight-growth", "dead-layer", "vanishing"}  # seen some steps after what did it
 _AT_ONCE = 10  # or so many after a spike that the training recovered from: what begins later has another cause
-_LEAPS_WITHIN = 5  # steps of an explosion
+_LEAPS_WITHIN = 10  # steps of an explosion
 _HANDED_ON = {"nonfinite", "exploding", "generator-starves"}  # from a part to its rival
 
 

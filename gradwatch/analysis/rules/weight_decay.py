@@ -10,9 +10,11 @@ import re
 import numpy as np
 from numpy.typing import NDArray
 
+from gradwatch.analysis.final_values import quarters
 from gradwatch.analysis.rules.facts import is_adaptive, middle, optimizer_kind, set_rate, settings
 from gradwatch.analysis.rules.finding import Finding
 from gradwatch.analysis.rules.layer_facts import matrices, measured, pick
+from gradwatch.analysis.rules.progress import progress
 from gradwatch.formatting import percent
 from gradwatch.history import Floats, History
 
@@ -23,7 +25,8 @@ def weight_decay_too_strong(
     history: History, share: float = 0.2, usual: float = 1e-3, min_measured: int = 5
 ) -> list[Finding]:
     """A decay above `usual` that is added to the gradient (L2) of an adaptive optimizer, and is more than a `share` of
-    it in the first quarter of the run, in the median matrix. A warning.
+    it in the first quarter of the run, in the median matrix; or of SGD, whose loss rests where the decay holds it
+    (`_holds`). A warning.
 
     In the gradient it passes through the moments: each weight is drawn to 0 by up to the learning rate, whatever the
     decay, and those whose gradients are small most of all. A decay of AdamW's size handed to Adam does it, and a class
@@ -39,6 +42,8 @@ def weight_decay_too_strong(
     early, quarter = slice(-(-len(at) // 4)), norm[: -(-len(at) // 4), wide].astype(np.float64)
     torch_s_own = any("decoupled_weight_decay" in group for group in own)
     adds = _ADDS_DECAY.fullmatch(kind) and not any(group.get("decoupled_weight_decay") for group in own)
+    if kind == "SGD" and decay > usual:
+        return _holds(history, at, norm[:, wide].astype(np.float64), decay)
     if not adds and (torch_s_own or not _draws_more(history, at[early], quarter, decay)):
         return []
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -58,6 +63,44 @@ def weight_decay_too_strong(
             "learning rate in a step.",
             "Take torch.optim.AdamW, which takes lr x weight_decay of the weights and leaves the moments alone; or a "
             f"decay of 1e-4 or less with {kind}.",
+        )
+    ]
+
+
+def _holds(
+    history: History, at: NDArray[np.intp], norm: Floats, decay: float, share: float = 0.25, left: float = 0.2
+) -> list[Finding]:
+    """A loss that rests above `left` of its first value under SGD, and won less than a tenth of all that it won since
+    the second quarter of the run, where in the second half the decay is the `share` of the gradient, in the median
+    matrix: there one balances the other.
+
+    Source: Krogh & Hertz 1991, A Simple Weight Decay Can Improve Generalization (in the minimum of loss and penalty
+    their gradients cancel). A healthy training of the tests rests at 0.17 of its first value, by a decay of 0.17.
+    """
+    late = slice(len(at) // 2, None)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        pulls = middle(decay * norm[late] / history.layer("clipped_norm")[at[late]][:, matrices(history)])
+    losses = [p for p in progress(history) if p.is_loss]
+    if not share < pulls < np.inf or not losses:
+        return []
+    for loss in losses:
+        _, second, _, last = quarters(history, loss.metric)
+        if not (min(loss.won, last) > left * loss.first and second - last < loss.won / 10):
+            return []
+    loss = losses[0]
+    return [
+        Finding(
+            "weight-decay-too-strong",
+            "warning",
+            pick(history, matrices(history)),
+            int(history.step[0]),
+            int(history.step[-1]),
+            {"decay_over_gradient": pulls, "weight_decay": decay, "end": loss.ended},
+            f"{loss.metric} rests at {loss.ended:.4g} since the second quarter of the run. The pull of the decay, "
+            f"{decay:g} times the weights, is {percent(pulls)} of the gradient of a batch there: what the loss asks "
+            "for, the decay takes back.",
+            "Lower the weight decay a hundredfold, to 1e-3 or less. If the loss rests there without it, too, it is not "
+            "why.",
         )
     ]
 

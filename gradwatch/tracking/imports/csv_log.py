@@ -84,7 +84,9 @@ def _read(path: Path, header: list[str], rows: Iterable[list[str]]) -> Log:
 
 def _with_points(rows: Iterable[list[str]]) -> Iterator[list[str]]:
     """Cells with a decimal comma as Python reads them."""
-    return ([COMMA_NUMBER.sub(r"\1.\2", cell) if COMMA_NUMBER.fullmatch(cell) else cell for cell in row] for row in rows)
+    return (
+        [COMMA_NUMBER.sub(r"\1.\2", cell) if COMMA_NUMBER.fullmatch(cell) else cell for cell in row] for row in rows
+    )
 
 
 def _find(header: list[str], names: tuple[str, ...]) -> int | None:
