@@ -31,20 +31,25 @@ class Config:
         Other commands take those of `run` that they know too, and their own table wins.
 
         Raises:
-            RunError: a setting is not among `known`.
+            RunError: a setting is not among `known`, or there twice.
         """
         known, tables = sorted(known), set(tables)
         top = {k: v for k, v in self.table.items() if k not in tables}
         own = {} if command == "run" else self.table.get(command, {})
         if not isinstance(own, Mapping):
             raise RunError(f"{self.path}: {command} = {own!r}: wanted a table, [{command}]")
-        self._refuse_unknown(top if command == "run" else own, known, "" if command == "run" else f"{command}.")
+        self._refuse(top if command == "run" else own, known, "" if command == "run" else f"{command}.")
         return {_name(k): v for k, v in {**top, **own}.items() if _name(k) in known}
 
-    def _refuse_unknown(self, found: Iterable[str], known: list[str], prefix: str) -> None:
+    def _refuse(self, found: Iterable[str], known: list[str], prefix: str) -> None:
         unknown = [key for key in found if _name(key) not in known]
         if unknown:
-            raise RunError(f"{self.path}: there is no setting {prefix}{unknown[0]}; known: {', '.join(known)}")
+            names = ", ".join(known).replace("_", "-")
+            raise RunError(f"{self.path}: there is no setting {prefix}{unknown[0]}; known: {names}")
+        names = [_name(key) for key in found]
+        twice = next((key for key in found if names.count(_name(key)) > 1), None)
+        if twice is not None:
+            raise RunError(f"{self.path}: {prefix}{twice} is set twice, with - and with _; wanted one of them")
 
 
 def find_config(start: Path | None = None) -> Config:
@@ -92,4 +97,4 @@ def _read(path: Path) -> str:
         raise ValueError("it is no file; remove it, or put the settings in its place")
     if found.st_size > MAX_SETTINGS_FILE:
         raise ValueError(f"it has {found.st_size:,} bytes, and at most {MAX_SETTINGS_FILE:,} are read")
-    return path.read_text(encoding="utf-8")
+    return path.read_text(encoding="utf-8-sig")

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import logging
 import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import click
 from click.core import ParameterSource
 
 from gradwatch.cli.config import Config, find_config
-from gradwatch.errors import RunError
+from gradwatch.errors import GradwatchError, RunError
 from gradwatch.sanitize import MAX_STEP, public_text, public_uri
 from gradwatch.storage.places import TRACKERS
 
@@ -99,9 +100,38 @@ def policy_text(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
     from gradwatch.policies.grammar import as_policy
 
     role = str(param.name).removesuffix("s")  # `clip` of one script, `clips` of a sweep
-    for text in (value,) if isinstance(value, str) else value or ():
-        as_policy(given(text), role)
+    with of_the_file(ctx, param):
+        for text in (value,) if isinstance(value, str) else value or ():
+            as_policy(given(text), role)
     return value
+
+
+def pair_texts(ctx: click.Context, param: click.Parameter, value: Sequence[str]) -> Sequence[str]:
+    """Texts that `pairs` takes, as they are."""
+    with of_the_file(ctx, param):
+        pairs(str(param.name), value)
+    return value
+
+
+def pattern_texts(ctx: click.Context, param: click.Parameter, value: Sequence[str]) -> Sequence[str]:
+    """Texts that `parse_pattern` takes, as they are."""
+    from gradwatch.launcher.stdout import parse_pattern
+
+    with of_the_file(ctx, param):
+        for text in value:
+            parse_pattern(text)
+    return value
+
+
+@contextlib.contextmanager
+def of_the_file(ctx: click.Context, param: click.Parameter) -> Iterator[None]:
+    """Have what is wrong with a setting of the file be said as that, and of the command line as it is."""
+    try:
+        yield
+    except GradwatchError as error:
+        if ctx.get_parameter_source(str(param.name)) is ParameterSource.DEFAULT_MAP:
+            raise click.BadParameter(str(error), ctx, param) from None
+        raise
 
 
 def template_text(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
@@ -113,8 +143,9 @@ def template_text(ctx: click.Context, param: click.Parameter, value: tuple[str, 
     """
     from gradwatch.launcher.search_space import Template
 
-    for text in value:
-        Template.read(text, str(param.name).removesuffix("s"))  # `clips`
+    with of_the_file(ctx, param):
+        for text in value:
+            Template.read(text, str(param.name).removesuffix("s"))  # `clips`
     return value
 
 
@@ -272,7 +303,8 @@ def _as_typed(command: click.Command, values: Mapping[str, Any], config: Config)
     out: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, list) != (name in many):
-            wanted = f"a list, [{_shown(value)}]" if name in many else "one value"
+            one = isinstance(value, str | int | float)
+            wanted = (f"a list, [{_shown(value)}]" if one else "a list of texts") if name in many else "one value"
             raise RunError(f"{config.path}: {name} = {_shown(value)}: wanted {wanted}")
         words = [_word(f"{config.path}: {name}", one) for one in (value if name in many else [value])]
         out[name] = words if name in many else words[0]

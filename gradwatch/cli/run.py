@@ -19,7 +19,9 @@ from gradwatch.cli.options import (
     given,
     intervening,
     looking_inside,
+    pair_texts,
     pairs,
+    pattern_texts,
     policy_text,
     show_config,
     trackers_text,
@@ -53,7 +55,7 @@ REPEATED = ("--script-clip", "--every", "--total-steps", "--metric-regex", "--hi
 @click.option("--flush-every", metavar="SECONDS", type=Number(0, 86_400, min_open=True), default=5.0,
               show_default=True, help="Seconds of steps that a killed process may lose at most.")  # fmt: skip
 @looking_inside()
-@click.option("--metric-regex", "metric_regex", metavar="NAME=PATTERN", multiple=True,
+@click.option("--metric-regex", "metric_regex", metavar="NAME=PATTERN", multiple=True, callback=pattern_texts,
               help="Log the number that PATTERN finds in a line of the script's output; again for more.")  # fmt: skip
 @click.option("--higher-is-better", metavar="NAME", multiple=True,
               help="A value that is logged, whose name does not say that it should rise; again for more.")  # fmt: skip
@@ -67,8 +69,10 @@ REPEATED = ("--script-clip", "--every", "--total-steps", "--metric-regex", "--hi
 @click.option("--dir", "dir", metavar="DIR", default="gradwatch-runs", show_default=True,
               help="The folder that holds the run folders.")  # fmt: skip
 @click.option("--set-seed", metavar="N", type=click.IntRange(0), help="Seed random, numpy and torch with N.")
-@click.option("--tag", "tag", metavar="KEY=VALUE", multiple=True, help="An MLflow tag of the run; again for more.")
-@click.option("--param", "param", metavar="KEY=VALUE", multiple=True, help="A setting worth comparing; again for more.")
+@click.option("--tag", "tag", metavar="KEY=VALUE", multiple=True, callback=pair_texts,
+              help="An MLflow tag of the run; again for more.")  # fmt: skip
+@click.option("--param", "param", metavar="KEY=VALUE", multiple=True, callback=pair_texts,
+              help="A setting worth comparing; again for more.")  # fmt: skip
 @click.option("--show-config", is_flag=True, help="Print what is in force and where it comes from, and run nothing.")
 @click.pass_context
 def run(ctx: click.Context, /, script: str | None, args: tuple[str, ...], module: str | None, **options: Any) -> None:
@@ -89,6 +93,7 @@ def run(ctx: click.Context, /, script: str | None, args: tuple[str, ...], module
     from gradwatch.launcher.stdout import parse_pattern
     from gradwatch.policies.intervention import skipping
 
+    directions = _directions(options["higher_is_better"], options["lower_is_better"])
     if options["show_config"]:
         show_config(ctx, (name for name in ctx.params if name not in ("show_config", "script", "args", "module")))
         return
@@ -114,7 +119,7 @@ def run(ctx: click.Context, /, script: str | None, args: tuple[str, ...], module
         "run_name": options["run_name"] or name,
         "tags": pairs("tag", options["tag"]),
         "params": pairs("param", options["param"]),
-        "higher_is_better": _directions(options["higher_is_better"], options["lower_is_better"]),
+        "higher_is_better": directions,
         "halt_on": None if options["halt_on"] == "never" else options["halt_on"],
     }
     plan = Plan(
@@ -160,6 +165,8 @@ def _folder(text: str) -> Path:
     Raises:
         RunError: no folder can be made there.
     """
+    if not text.strip():
+        raise RunError("--dir is empty; wanted a folder for the run, which may be new")
     path = Path(text).resolve()
     place = next(p for p in (path, *path.parents) if p.exists())
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):

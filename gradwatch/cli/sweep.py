@@ -21,6 +21,7 @@ from gradwatch.cli.options import (
     Number,
     intervening,
     looking_inside,
+    pattern_texts,
     template_text,
     trackers_text,
 )
@@ -85,7 +86,7 @@ def byte_size(ctx: click.Context, param: click.Parameter, value: Any) -> int | N
 @click.option("--flush-every", metavar="SECONDS", type=Number(0, 86_400, min_open=True),
               help="As for run.  [default: 5.0]")  # fmt: skip
 @looking_inside(as_for_run=True)
-@click.option("--metric-regex", metavar="NAME=PATTERN", multiple=True, help="As for run.")
+@click.option("--metric-regex", metavar="NAME=PATTERN", multiple=True, callback=pattern_texts, help="As for run.")
 @click.option("--log", metavar="mlflow|tensorboard|none", callback=trackers_text, help="As for run.  [default: mlflow]")
 @click.option("--experiment", metavar="NAME", help="As for run.")
 @click.option("--dir", "folder", metavar="DIR", default="gradwatch-runs", show_default=True,

@@ -112,6 +112,32 @@ def test_a_name_that_no_file_system_takes_is_one_line(words, tmp_path, monkeypat
     assert line.startswith("Error: ")
 
 
+@pytest.mark.parametrize(
+    ("made", "code", "said"),
+    [
+        ({}, 0, ""),
+        ({"close": "FAILED"}, 1, "the run ended as failed after 60 steps\n"),
+        ({"close": "KILLED"}, 1, "the run ended as killed after 60 steps\n"),
+        ({"steps": 9}, 1, ""),  # too short to judge
+    ],
+)
+def test_a_strict_gate_wants_a_run_that_ended_well(made, code, said, tmp_path):
+    make_run(tmp_path / "gate", **{"steps": 60, "clip": None, **made})
+    assert call(tmp_path / "gate").exit_code == 0  # the only run of a folder
+    strict = call(tmp_path / "gate", "--strict")
+    assert (strict.exit_code, strict.stderr) == (code, said)
+
+
+def test_a_strict_gate_wants_the_whole_record_and_a_run(tmp_path):
+    folder = make_run(tmp_path / "gate")
+    part = next((folder / "layers").glob("part-*"))
+    part.write_bytes(part.read_bytes()[:100])
+    make_run(tmp_path / "two")
+    make_run(tmp_path / "two")
+    assert [call(tmp_path / "gate", *words).exit_code for words in ([], ["--strict"])] == [0, 1]
+    assert [call(tmp_path / name, "--strict").exit_code for name in ("none", "two")] == [2, 2]
+
+
 def test_several_runs_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("gradwatch.open_run.open_histories", lambda refs, empty: [make_history(), make_history()])
     result = call("experiment:mnist")

@@ -78,6 +78,18 @@ def test_runs_that_ended_otherwise_or_earlier_are_named(tmp_path):
     assert "count as they are" not in call("compare", whole, whole).output
 
 
+def test_a_run_that_was_killed_and_could_not_say_so_is_named_and_a_run_counts_once(tmp_path, monkeypatch):
+    whole, cut = (make_run(tmp_path, steps=steps, seed=0, name=name, close=close)
+                  for steps, name, close in ((40, "whole", "FINISHED"), (19, "gone", "RUNNING")))  # fmt: skip
+    monkeypatch.setattr("gradwatch.storage.run_state.is_gone", lambda *process: True)
+    said = " ".join(call("compare", whole, cut, tmp_path).output.split())
+    assert "did not end well and count as they are: gone (killed after 19 steps)" in said
+    assert "One seed each, whose repeats count once: there is no interval" in said
+    assert "95 % interval" not in said
+    rows = csv.DictReader(io.StringIO(call("compare", whole, cut, tmp_path, "--format", "csv").stdout))
+    assert [row["runs"] for row in rows] == ["2"]
+
+
 def test_report_has_a_name_of_its_own(runs, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert call("report", runs[0]).exit_code == call("report", runs[0], "--format", "md").exit_code == 0

@@ -59,7 +59,7 @@ def test_a_trainer_state_has_its_names_and_its_steps(tmp_path):
     for name, theirs in {"grad_norm": "grad_norm", "lr": "learning_rate", "loss": "loss"}.items():
         np.testing.assert_array_equal(history.total(name), [row[theirs] for row in rows[:50]])
     assert history.total("eval_accuracy")[-1] == 0.9
-    assert {*history.logged} == {"epoch", "loss", "eval_loss", "eval_accuracy", "eval_runtime"}
+    assert {*history.logged} == {"epoch", "loss", "eval_loss", "eval_accuracy"}
     assert history.run.params == {"num_train_epochs": "5", "train_batch_size": "8"}
     assert (history.run.total_steps, history.run.status, history.problems) == (1000, "FINISHED", ())
 
@@ -99,6 +99,8 @@ def test_the_sparse_rows_of_lightning_are_one_a_step(tmp_path):
             {"logged/skipped": [1], "logged/attempt": [2], "logged/lr/x": [3]},
         ),
         ('\ufeffstep,"a,b"\n0,1\n', [0], {"a,b": [1]}),
+        ("step;loss;lr\n0;1,25;-1,5e-3\n1;0.5;2\n", [0, 1], {"loss": [1.25, 0.5], "lr": [-1.5e-3, 2]}),
+        ("Step,a - loss,a - loss__MIN,a - loss__MAX,b__MIN\n0,1,2,3,4\n", [0], {"a - loss": [1], "b__MIN": [4]}),
     ],
 )
 def test_tables_of_other_tools(text, step, found, tmp_path):
@@ -168,6 +170,8 @@ def test_of_an_event_file_that_is_damaged_it_is_said_how_much_was_not_read(damag
         ("a.json", '{"log_history": [{"step": -1, "loss": 1}]}', "step -1 of loss is none"),
         ("a.csv", "", "holds no scalar"),
         ("a.csv", "step,loss\n", "holds no scalar"),
+        ("a.csv", "step,loss\n0.5,1\n", "holds no scalar of any step; 1 rows without a step, a whole number, are"),
+        ("a.csv", "step,Layer,grad_norm\n0,a,1\n0,b,2\n", "has a row for each layer: wanted one for each step"),
         ("a.csv", "\xff\xfe\x00", "is no CSV file"),
         ("a.csv", "step,loss\n1e300,1\n", "is none: wanted a number"),
         ("a.txt", "", "is nothing that can be imported"),
@@ -184,6 +188,14 @@ def test_what_is_no_log_is_one_line(name, text, said, tmp_path):
     assert said in result.stderr
     assert result.stderr.count("\n") == 1
     assert not (tmp_path / "imported").exists()
+
+
+def test_of_several_logs_in_a_folder_it_is_said_which_was_read(tmp_path):
+    (tmp_path / "steps.csv").write_text("step,loss\n0,1\n")
+    (tmp_path / "metrics.csv").write_text("step,loss\n0,2\n")
+    history, said = imported(tmp_path, tmp_path / "out")
+    assert history.total("loss") == [1]
+    assert said == "note: steps.csv was read; what lies beside it was not: metrics.csv\n"
 
 
 def test_no_file_is_one_line(tmp_path):
