@@ -379,6 +379,15 @@ def test_a_dark_system_has_a_dark_page_and_dark_charts(view):
     assert complaints == []
 
 
+def test_no_policy_is_broken_on_a_phone(view):
+    page, _ = view(render_html(build_report([make_history()])))
+    page.set_viewport_size({"width": 390, "height": 800})
+    heights = page.evaluate("[...document.querySelectorAll('td.text')].map(td => td.clientHeight)")
+    assert len(heights) > 5
+    assert max(heights) < 40  # one line
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
 def test_the_first_column_of_a_wide_table_stays_in_sight(view):
     runs = [
         make_history(steps=20, clip=f"ClipByGlobalNorm({n}.0)", name=f"run{n}", params={"lr": f"{n}"}) for n in (1, 2)
@@ -403,7 +412,11 @@ def test_paper_has_every_chart_at_its_width(view):
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
     page.wait_for_function("""() => [...document.querySelectorAll('.plot[data-drawn]')].every(
         div => div.dataset.drawn === 'light' && div.querySelector('.main-svg').clientWidth <= 700)""")
+    tabs, seen = "document.querySelectorAll('.tabs button').length", "[id^=tab-]:not([hidden])"
+    of_tabs = page.evaluate(f"[{tabs}, document.querySelectorAll('{seen} .plot[data-drawn]').length]")
+    assert of_tabs[0] == of_tabs[1] > 1
     page.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert page.evaluate(f"document.querySelectorAll('{seen}').length") == 1
     page.wait_for_function(f"() => document.querySelector('.card > .plot .main-svg').clientWidth === {wide}")
     assert complaints == []
 

@@ -35,12 +35,15 @@ const draw = div => {
 };
 const redraw = () => document.querySelectorAll(".plot[data-drawn]").forEach(draw);
 
-// On paper all charts, as wide as a page, on white.
+// On paper all charts, those of every tab too, as wide as a page, on white.
 function print(on) {
+  const panels = [...document.querySelectorAll(".tabs button")].map(tab => [tab, document.getElementById(tab.dataset.panel)]);
   printing = on;
   document.body.classList.toggle("printed", on);
+  if (on) panels.forEach(([, panel]) => { panel.hidden = false; });
   const shown = [...document.querySelectorAll(".plot")].filter(div => !div.closest("[hidden], details:not([open])"));
   shown.forEach(div => { draw(div); Plotly.relayout(div, { width: on ? div.clientWidth : null, autosize: !on }); });
+  if (!on) panels.forEach(([tab, panel]) => { panel.hidden = tab.getAttribute("aria-selected") !== "true"; });
 }
 
 function chooseTab(button) {
