@@ -91,6 +91,8 @@ def _title(label: str, median: Floats, names: list[str]) -> str:
     if not (first > 0 and last > 0) or names[0] == names[-1]:
         return f"Depth profile of the {label}"
     times = max(first, last) / min(first, last)
+    if times < 1.1:
+        return f"Depth profile: the {label} of {names[0]} and {names[-1]} is about the same"
     larger, smaller = (names[-1], names[0]) if last > first else (names[0], names[-1])
     return f"Depth profile: the {label} of {larger} is {quantity_text(times)} times that of {smaller}"
 
