@@ -33,6 +33,8 @@ log = logging.getLogger("gradwatch")
 @click.option("--notify", metavar="COMMAND|URL", envvar="GRADWATCH_NOTIFY", show_envvar=True,
               help="Tell this command, or post to this webhook, of each new error.")  # fmt: skip
 @click.option("--notify-template", metavar="slack|FILE", help="The form of what is told: a jinja2 template.")
+@click.option("--notify-lost", metavar="MINUTES", type=Number(1, 100_000), help="Tell, too, of runs that failed, were "
+              "killed, or have sent nothing for so long.")  # fmt: skip
 @click.option("--test-notify", is_flag=True, help="Tell of a made-up error, say whether that arrived, and end.")
 @click.option("--ui-url", metavar="URL", help="MLflow's address in alerts, if people reach it by another.")
 def monitor(
@@ -43,6 +45,7 @@ def monitor(
     listen: str,
     notify: str | None,
     notify_template: str | None,
+    notify_lost: float | None,
     test_notify: bool,
     ui_url: str | None,
 ) -> None:
@@ -63,7 +66,7 @@ def monitor(
 
     address = None if once or listen == "none" else _address(listen)
     uri = existing_store(tracking_uri)
-    alerts = _alerts(notify, notify_template, uri, ui_url)
+    alerts = _alerts(notify, notify_template, uri, ui_url, notify_lost)
     if test_notify:
         _try(alerts)
         return
@@ -85,16 +88,17 @@ def monitor(
     watcher.follow()
 
 
-def _alerts(notify: str | None, template: str | None, uri: str, ui: str | None) -> Alerts | None:
+def _alerts(notify: str | None, template: str | None, uri: str, ui: str | None, lost: float | None) -> Alerts | None:
     if notify is None:
         return None
-    from gradwatch.tracking.alerts import SECRET, Alerts, notifier
+    from gradwatch.tracking.alerts import Alerts
+    from gradwatch.tracking.notifiers import SECRET, notifier
 
-    return Alerts(notifier(notify, template, os.environ.get(SECRET)), uri, ui)
+    return Alerts(notifier(notify, template, os.environ.get(SECRET)), uri, ui, None if lost is None else 60 * lost)
 
 
 def _try(alerts: Alerts | None) -> None:
-    from gradwatch.tracking.alerts import AlertError, sample
+    from gradwatch.tracking.notifiers import AlertError, sample
 
     if alerts is None:
         raise RunError("--test-notify has nobody to tell; wanted --notify as well")

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import logging
 import math
-import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import click
-from click.core import ParameterSource
 
-from gradwatch.cli.config import Config, find_config
-from gradwatch.errors import GradwatchError, RunError
-from gradwatch.sanitize import MAX_STEP, public_text, public_uri
+from gradwatch.cli.config import of_the_file
+from gradwatch.errors import RunError
+from gradwatch.sanitize import MAX_STEP, public_text
 from gradwatch.storage.places import TRACKERS
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
-WORDS = "gradwatch.words"  # in a context's meta: what stands behind the command, as it was given
-ENVIRONMENT = ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_EXPERIMENT_ID", "MLFLOW_RUN_ID")
 
 
 class Module(click.Option):
@@ -121,17 +116,6 @@ def pattern_texts(ctx: click.Context, param: click.Parameter, value: Sequence[st
         for text in value:
             parse_pattern(text)
     return value
-
-
-@contextlib.contextmanager
-def of_the_file(ctx: click.Context, param: click.Parameter) -> Iterator[None]:
-    """Have what is wrong with a setting of the file be said as that, and of the command line as it is."""
-    try:
-        yield
-    except GradwatchError as error:
-        if ctx.get_parameter_source(str(param.name)) is ParameterSource.DEFAULT_MAP:
-            raise click.BadParameter(str(error), ctx, param) from None
-        raise
 
 
 def template_text(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
@@ -261,71 +245,6 @@ def given(text: str | None) -> str | None:
     return None if text is None or text.strip().lower() in ("", "none") else text
 
 
-class Configured(click.Command):
-    """A command whose options may also be set in `gradwatch.toml` or `pyproject.toml`."""
-
-    config = Config()
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Take the file's settings for what the command line leaves out. `--help` needs none, so it ends before."""
-        problem = None
-        ctx.meta[WORDS] = tuple(args)
-        try:
-            self.config = find_config()
-            values = self.config.settings(str(self.name), self.settable())
-            ctx.default_map = _as_typed(self, values, self.config)
-        except RunError as error:
-            problem = error
-        try:
-            left = super().parse_args(ctx, args)
-        except click.BadParameter as error:
-            name = error.param.name if error.param else None
-            if name is None or ctx.get_parameter_source(name) is not ParameterSource.DEFAULT_MAP:
-                raise
-            raise RunError(f"{self.config.path}: {name} = {values[name]!r}: {error.message}") from None
-        if problem is not None:
-            raise problem
-        return left
-
-    def settable(self) -> list[str]:
-        """The names of the options that a file may set."""
-        skipped = {"show_config", "module", "help"}
-        return [str(p.name) for p in self.params if isinstance(p, click.Option) and p.name not in skipped]
-
-
-def _as_typed(command: click.Command, values: Mapping[str, Any], config: Config) -> dict[str, Any]:
-    """The settings of a file as the words that they are on a command line, so that the same is refused.
-
-    Raises:
-        RunError: one is a list that should be none, or the other way, or no text, number, true or false.
-    """
-    many = {p.name for p in command.params if getattr(p, "multiple", False)}
-    out: dict[str, Any] = {}
-    for name, value in values.items():
-        if isinstance(value, list) != (name in many):
-            one = isinstance(value, str | int | float)
-            wanted = (f"a list, [{_shown(value)}]" if one else "a list of texts") if name in many else "one value"
-            raise RunError(f"{config.path}: {name} = {_shown(value)}: wanted {wanted}")
-        words = [_word(f"{config.path}: {name}", one) for one in (value if name in many else [value])]
-        out[name] = words if name in many else words[0]
-    return out
-
-
-def _word(where: str, value: Any) -> str:
-    small = not isinstance(value, int) or abs(value) < 2**63
-    if not isinstance(value, str | int | float) or not small or "\0" in str(value):
-        raise RunError(f"{where} = {_shown(value)}: wanted a text, a number, true or false")
-    return str(value)
-
-
-def _shown(value: Any) -> str:
-    """What a file says, short: to write a huge number out raises."""
-    if isinstance(value, int) and abs(value) >= 2**63:
-        return "a huge number"
-    shown = repr(value) if isinstance(value, str | int | float) else f"a {type(value).__name__}"
-    return shown if len(shown) <= 60 else f"{shown[:57]}..."
-
-
 class PublicFormatter(logging.Formatter):
     """Lines without the passwords of the addresses in them, whoever logs: a library's words, a traceback."""
 
@@ -341,18 +260,3 @@ def log_to_stdout() -> None:
     logging.basicConfig(handlers=[handler], level=logging.WARNING)
     logging.getLogger("gradwatch").setLevel(logging.INFO)
     logging.getLogger("urllib3").setLevel(logging.ERROR)  # a server that is away is one line a pass, not three
-
-
-def show_config(ctx: click.Context, names: Iterable[str]) -> None:
-    """Print what is in force, a setting a line, and where each comes from."""
-    command = ctx.command
-    path = command.config.path if isinstance(command, Configured) else None
-    for name in names:
-        source = ctx.get_parameter_source(name)
-        where = {ParameterSource.COMMANDLINE: "command line", ParameterSource.DEFAULT_MAP: str(path)}
-        value = ctx.params[name]
-        text = list(value) if isinstance(value, tuple) else value
-        click.echo(f"{name} = {text!r}  # {where.get(source, 'default') if source else 'default'}")
-    for name in ENVIRONMENT:
-        if name in os.environ:
-            click.echo(f"{name} = {public_uri(os.environ[name])!r}  # environment")

@@ -10,9 +10,9 @@ from typing import Any
 
 import click
 
+from gradwatch.cli.config import Configured, show_config
 from gradwatch.cli.options import (
     INSIDE,
-    Configured,
     Module,
     Number,
     as_split,
@@ -23,7 +23,6 @@ from gradwatch.cli.options import (
     pairs,
     pattern_texts,
     policy_text,
-    show_config,
     trackers_text,
 )
 from gradwatch.errors import RunError

@@ -14,9 +14,9 @@ import click
 from click.core import ParameterSource
 
 from gradwatch.cli.compare import compared_by
+from gradwatch.cli.config import Configured
 from gradwatch.cli.options import (
     INSIDE,
-    Configured,
     Module,
     Number,
     intervening,

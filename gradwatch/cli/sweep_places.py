@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from gradwatch.cli.options import WORDS
+from gradwatch.cli.config import WORDS
 from gradwatch.errors import RunError
 from gradwatch.launcher.local_pool import run_here
 from gradwatch.launcher.pool import Moment, Pool, Resources

@@ -96,7 +96,8 @@ class LossGraph:
             return {}
         name, node = losses[0]
         if name not in loss_targets.NUMBERS:
-            return loss_targets.seen(name, node, self._data(node), self._mask_of(node), self._is_averaged(node))
+            is_averaged = through(self._root, ("Mean", *_SAME_NUMBERS)) is node
+            return loss_targets.seen(name, node, self._data(node), self._mask_of(node), is_averaged)
         of_numbers = (each for each in losses if each[0] in loss_targets.NUMBERS)
         found = (loss_targets.seen(name, node, self._data(node)) for name, node in of_numbers)
         return loss_targets.largest([each for each in found if each])
@@ -116,13 +117,6 @@ class LossGraph:
             if name_of(node) == "Mul" and below is loss:
                 return graph_values.factor(node)
         return None
-
-    def _is_averaged(self, loss: Node) -> bool:
-        """Whether the mean of a loss of each target by itself is all that is taken of it."""
-        below = self._root
-        while below is not None and name_of(below) in ("Mean", *_SAME_NUMBERS) and len(children(below)) == 1:
-            below = children(below)[0]
-        return below is loss
 
     def values(self, names: Sequence[str]) -> dict[str, Tensor | float]:
         """What it shows of the model inside: 0-d tensors (`graph_values.seen`); a layer by its place among `names`.

@@ -2,34 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-import json
 import logging
-import os
-import queue
 import re
-import shlex
-import shutil
-import subprocess
 import tempfile
-import threading
 import time
 import uuid
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from gradwatch.analysis.rules.finding import Finding
-from gradwatch.errors import GradwatchError, RunError
-from gradwatch.sanitize import MAX_JSON, plain, printable, read_json
+from gradwatch.sanitize import MAX_JSON, printable, read_json
 from gradwatch.storage.folder import FINDINGS
 from gradwatch.tracking.artifact_places import UnfitError, require_known_place
 from gradwatch.tracking.backoff import Backoff
+from gradwatch.tracking.notifiers import AlertError, Message, message
 from gradwatch.tracking.tags import Tag
-from gradwatch.tracking.views import REPORT, UI, run_url
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -38,49 +27,48 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("gradwatch")
 
-SECRET = "GRADWATCH_NOTIFY_SECRET"  # the environment variable, not its value
-SIGNATURE = "X-Gradwatch-Signature"
 NEWS_SECONDS = 86_400.0  # what ended longer ago is no news to a monitor that is started today
 CLAIM_SECONDS = 60.0  # a claim that is older is that of a monitor that died
 SETTLE_SECONDS = 1.0  # how long two monitors that claim one run at once take to see it
 FIRST_PAUSE, LONGEST_PAUSE = 5.0, 900.0  # seconds between two attempts to send
-SEND_SECONDS = 15.0
 MOST_ALERTS = 50  # of one run
-MOST_LAYERS = 20  # that an alert names
 KEPT_LAYERS = 6  # of a finding, by which it is known again as it spreads: 50 alerts fit in the 8,000 bytes of a tag
 _ERROR = re.compile(r"(?:^|; )error ")
-SLACK = """{"text": {{ (":rotating_light: *" ~ rule|mrkdwn ~ "* in <" ~ url ~ "|" ~ run|mrkdwn ~ ">: " ~ summary|mrkdwn
-~ "\\n" ~ cause|mrkdwn ~ "\\n*What to do:* " ~ cure|mrkdwn)|tojson }} }"""
-
-Message = Mapping[str, Any]
-
-
-class AlertError(GradwatchError):
-    """An alert that did not arrive. Its text holds no address: that of a webhook is a secret."""
 
 
 class Alerts:
     """Sends alerts of new errors, once for each run, rule, optimizer and layers: a tag on the run remembers it.
 
-    `send` delivers one message or raises `AlertError`; then the run's turn comes again after growing pauses.
+    `send` delivers one message or raises `AlertError`; then the run's turn comes again after growing pauses. With
+    `lost_after` also of runs that failed, were killed, or have sent nothing for so many seconds (`_lost`).
     """
 
-    def __init__(self, send: Callable[[Message], None], tracking_uri: str, ui: str | None = None) -> None:
-        self.send, self.uri, self.ui = send, ui or tracking_uri, ui
+    def __init__(
+        self,
+        send: Callable[[Message], None],
+        tracking_uri: str,
+        ui: str | None = None,
+        lost_after: float | None = None,
+    ) -> None:
+        self.send, self.uri, self.lost_after = send, ui or tracking_uri, lost_after
         self.name = uuid.uuid4().hex[:12]
         self._sent: dict[str, str] = {}  # run id -> the findings tag whose errors were sent
         self._retries: dict[str, tuple[float, Backoff]] = {}  # run id -> (when to try again, the pause after that)
         self._failing = False
+        self._pulses: dict[str, tuple[str, float]] = {}  # run id -> what it last sent, and when that was seen to be new
 
     def send_new(self, client: MlflowClient, run: Any, health: Health) -> None:
         """Send an alert for each error of one run that none was sent for yet."""
         from gradwatch.tracking import client as store
 
-        run_id, text = run.info.run_id, run.data.tags.get(Tag.FINDINGS, "")
+        run_id, said, lost = run.info.run_id, run.data.tags.get(Tag.FINDINGS, ""), self._lost(run)
         due, backoff = self._retries.get(run_id) or (0.0, Backoff(FIRST_PAUSE, LONGEST_PAUSE))
-        if not _ERROR.search(text) or self._sent.get(run_id) == text or _is_old(run) or time.monotonic() < due:
+        text = "; ".join([said, *(finding.rule for finding in lost)])
+        is_sent = self._sent.get(run_id) == text or _is_old(run)
+        if not (lost or _ERROR.search(said)) or is_sent or time.monotonic() < due:
             return
-        errors = [f for f in _read_findings(client, run_id) if f.severity == "error"][:MOST_ALERTS]
+        found = _read_findings(client, run_id) if _ERROR.search(said) else []
+        errors = [*lost, *(f for f in found if f.severity == "error")][:MOST_ALERTS]
         if any(_is_new(_key(f), _keys(run)) for f in errors) and not self._claim(client, run_id):
             return
         sent = _keys(client.get_run(run_id))
@@ -107,6 +95,28 @@ class Alerts:
             self._failing = False
             self._retries.pop(run_id, None)
         self._sent[run_id] = text
+
+    def _lost(self, run: Any) -> list[Finding]:
+        """That the run failed or was killed, or that nothing has come of it for long, as far as this monitor saw."""
+        from gradwatch.tracking.reader import pulse
+
+        run_id, status, now = run.info.run_id, run.info.status, time.monotonic()
+        if self.lost_after is None or status not in ("FAILED", "KILLED", "RUNNING"):
+            return []
+        if status == "RUNNING":
+            last, since = self._pulses.get(run_id, ("", now))
+            if last != pulse(run):
+                self._pulses[run_id] = pulse(run), now
+            if last != pulse(run) or now - since < self.lost_after:
+                return []
+            rule, cause = "run-silent", f"Nothing has come of it for {(now - since) / 60:.0f} minutes: "
+            cause += "its process or its machine may be gone, or its courier."
+        else:
+            rule, cause = f"run-{status.lower()}", f"It ended as {status}."
+        judged = run.data.tags.get(Tag.JUDGED, "")
+        step = int(judged) if judged.isdigit() else 0
+        cure = "Look at what it printed last; its folder holds the record up to seconds before that."
+        return [Finding(rule, "error", (), step, step, cause=cause, cure=cure)]
 
     def _claim(self, client: MlflowClient, run_id: str) -> bool:
         """Whether this monitor is the one to send. Of several that ask within a second, the last one is."""
@@ -170,158 +180,3 @@ def _read_findings(client: MlflowClient, run_id: str) -> list[Finding]:
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             log.warning("run %s: its %s cannot be read: %s", run_id, FINDINGS, printable(str(error)[:200]))
             return []
-
-
-def message(finding: Finding, run: Any, uri: str) -> dict[str, Any]:
-    """What is sent of one finding, as `docs/service.md` describes it; the run is on the server `uri`."""
-    data = finding.to_json()
-    data["layers"] = data["layers"][:MOST_LAYERS]
-    del data["consequences"]
-    nonce = uuid.uuid4().hex  # another each time that an alert is sent: what comes twice is a replay
-    info = run.info
-    where = {
-        "docs": run_url(uri, info.experiment_id, info.run_id, REPORT),  # it holds the finding's page
-        "url": run_url(uri, info.experiment_id, info.run_id),
-        "experiment_id": info.experiment_id,
-    }
-    who = {"id": nonce, "run": info.run_name or info.run_id, "run_id": info.run_id, "time": int(time.time())}
-    return dict(plain({**data, **who, **where}))
-
-
-# -------------------------------------------------------------------------------------------------------- destinations
-
-
-def notifier(target: str, template: str | None = None, secret: str | None = None) -> Callable[[Message], None]:
-    """What delivers a message to `target`: the address of a webhook, or a command that reads it from standard input.
-
-    `template` makes another text of it: `slack`, or a file with a jinja2 template. `secret` signs what is posted.
-
-    Raises:
-        RunError: no such template, or what it makes is no JSON; a command that cannot be split into words, or is not
-            there; an address of no host, or of another kind than http.
-    """
-    render = _renderer(template)
-    if re.match(r"[\w+.-]*:/", target):
-        if not _is_webhook(target):
-            raise RunError(f"--notify {target.partition(':')[0]}:... is no webhook; wanted such as https://host/path")
-        webhook = _Webhook(target, secret)
-        return lambda alert: webhook.post(render(alert))
-    try:
-        words = shlex.split(target)
-    except ValueError as error:
-        raise RunError(f"--notify cannot be split into words ({error}); wanted a command or a URL") from None
-    if not words:
-        raise RunError("--notify is empty; wanted a command or a URL")
-    if shutil.which(words[0]) is None:
-        raise RunError(f"--notify: there is no command {os.path.basename(words[0])!r}; wanted a command or a URL")
-    return lambda alert: _run(words, render(alert))
-
-
-def _is_webhook(target: str) -> bool:
-    try:
-        parts = urlsplit(target)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        return False
-
-
-def sign(body: bytes, secret: str) -> str:
-    """The signature header's value: HMAC-SHA256 over the body."""
-    return "sha256=" + hmac.new(secret.encode(), body, hashlib.sha256).hexdigest()
-
-
-class _Webhook:
-    """Posts to one address. Of the answer it reads the status alone, and waits for that at most `SEND_SECONDS` in all,
-    however slowly it comes: a thread of its own waits, and nothing is posted while it does.
-    """
-
-    def __init__(self, url: str, secret: str | None) -> None:
-        self.url, self.secret = url, secret
-        self.host = urlsplit(url).hostname
-        self._thread: threading.Thread | None = None
-
-    def post(self, body: bytes) -> None:
-        """Deliver one message, or raise `AlertError`."""
-        if self._thread is not None and self._thread.is_alive():
-            raise AlertError(f"{self.host} is still answering an earlier alert")
-        answers: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._thread = threading.Thread(
-            target=lambda: answers.put(self._post(body)), name="gradwatch-post", daemon=True
-        )
-        self._thread.start()
-        try:
-            problem = answers.get(timeout=SEND_SECONDS)
-        except queue.Empty:
-            raise AlertError(f"{self.host} took longer than {SEND_SECONDS:.0f} s") from None
-        if problem:
-            raise AlertError(f"{self.host}{problem}")
-
-    def _post(self, body: bytes) -> str:
-        """What went wrong, if anything; without the text of an error, which holds the address."""
-        import requests
-
-        headers = {"Content-Type": "application/json"}
-        if self.secret:
-            headers[SIGNATURE] = sign(body, self.secret)
-        try:
-            with requests.post(
-                self.url, data=body, headers=headers, timeout=SEND_SECONDS, allow_redirects=False, stream=True
-            ) as answer:
-                return "" if 200 <= answer.status_code < 300 else f" answers {answer.status_code}"
-        except Exception as error:
-            return f": {type(error).__name__}"
-
-
-def _run(words: Sequence[str], body: bytes) -> None:
-    name = os.path.basename(words[0])
-    try:
-        done = subprocess.run(words, input=body, timeout=SEND_SECONDS, stdout=subprocess.DEVNULL, check=False)
-    except OSError as error:
-        raise AlertError(f"{name}: {error.strerror}") from None
-    except subprocess.TimeoutExpired:
-        raise AlertError(f"{name} took longer than {SEND_SECONDS:.0f} s") from None
-    if done.returncode:
-        raise AlertError(f"{name} ended with exit code {done.returncode}")
-
-
-def _renderer(template: str | None) -> Callable[[Message], bytes]:
-    if template is None:
-        return lambda alert: json.dumps(alert).encode()
-    from jinja2 import StrictUndefined, TemplateError
-    from jinja2.sandbox import SandboxedEnvironment
-
-    environment = SandboxedEnvironment(undefined=StrictUndefined, autoescape=False)
-    environment.filters["mrkdwn"] = _mrkdwn
-    try:
-        text = SLACK if template == "slack" else Path(template).read_text(encoding="utf-8")
-        page = environment.from_string(text)
-        json.loads(page.render(sample()))
-    except OSError as error:
-        raise RunError(f"cannot read {template}: {error.strerror}; wanted slack or a file") from None
-    except (TemplateError, ValueError, TypeError) as error:
-        raise RunError(f"{template} makes no JSON of a message: {error}") from None
-
-    def render(alert: Message) -> bytes:
-        try:
-            text = page.render(alert)
-            json.loads(text)
-        except (TemplateError, ValueError, TypeError) as error:
-            raise AlertError(f"the template makes no JSON of this message: {error}") from None
-        return text.encode()
-
-    return render
-
-
-def _mrkdwn(text: object) -> str:
-    """Text that Slack shows as it is: no mention, no link."""
-    return str(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-
-
-def sample(uri: str = UI) -> Message:
-    """The message of an alert that nothing is behind: a template and a receiver are tried with it."""
-    from types import SimpleNamespace
-
-    info = SimpleNamespace(run_id="0" * 32, run_name="a-test-of-alerts", experiment_id="0")
-    said = "A test of the monitor's alerts.", 'There is no such run, and "nothing" to do.'
-    finding = Finding("nonfinite", "error", ("a.weight",), 50, 60, {"steps": 3.0}, *said)
-    return message(finding, SimpleNamespace(info=info), uri)

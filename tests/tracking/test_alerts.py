@@ -20,14 +20,15 @@ from make_run import make_run
 from gradwatch.analysis.rules import Finding
 from gradwatch.cli import main
 from gradwatch.errors import RunError
-from gradwatch.tracking import alerts, summary
-from gradwatch.tracking.alerts import SIGNATURE, AlertError, Alerts, message, notifier, sign
+from gradwatch.tracking import alerts, notifiers, summary
+from gradwatch.tracking.alerts import Alerts
 from gradwatch.tracking.monitor import Monitor
+from gradwatch.tracking.notifiers import SIGNATURE, AlertError, message, notifier, sample, sign
 from gradwatch.tracking.sync import sync
 
 mlflow = pytest.importorskip("mlflow")
 SAID = {
-    **alerts.sample(),
+    **sample(),
     "cause": "A cause.",
     "cure": 'A "cure".',
     "run": '<!channel> & "co"',
@@ -187,6 +188,32 @@ def test_a_receiver_is_tried_before_it_is_needed(store, hook):
     assert CliRunner().invoke(main, words[:-1]).exit_code == 2
 
 
+def test_runs_that_are_lost_are_told_where_that_is_asked_for(store, sick, hook, monkeypatch):
+    client, run_id = mlflow.MlflowClient(store), sick(nan_at=None)
+    now = time.monotonic()
+    monkeypatch.setattr(alerts, "time", SimpleNamespace(monotonic=lambda: now, time=time.time, sleep=time.sleep))
+    plain, asked = (Monitor(store, alerts=Alerts(notifier(hook.url), store, lost_after=s)) for s in (None, 600.0))
+
+    def told(*seconds):
+        nonlocal now
+        for later in seconds:
+            now += later
+            assert plain.run_once()
+            assert asked.run_once()
+        rules = [json.loads(body)["rule"] for body in hook.bodies]
+        hook.bodies.clear()
+        return rules
+
+    assert told(0, 601) == []  # it ended well
+    client.set_terminated(run_id, "KILLED")
+    assert told(0, 1) == ["run-killed"]
+    client.update_run(run_id, status="RUNNING")
+    assert told(0, 599) == []
+    client.log_metric(run_id, "more", 0.25)
+    assert told(2, 599) == []
+    assert told(2, 2) == ["run-silent"]
+
+
 def test_two_monitors_tell_of_an_error_once(store, sick, hook, monkeypatch):
     monkeypatch.setattr(alerts, "SETTLE_SECONDS", 1.0)
     sick()
@@ -263,7 +290,7 @@ def test_a_command_reads_the_message_without_a_shell(tmp_path):
     ],
 )
 def test_what_does_not_arrive_says_why_and_no_secret(target, why, monkeypatch):
-    monkeypatch.setattr(alerts, "SEND_SECONDS", 1.0)
+    monkeypatch.setattr(notifiers, "SEND_SECONDS", 1.0)
     with pytest.raises(AlertError, match=why) as caught:
         notifier(target)(SAID)
     assert "secret" not in str(caught.value)
@@ -370,7 +397,7 @@ def test_of_an_endless_answer_only_the_status_is_read(raw):
 
 
 def test_an_answer_that_drips_is_given_up_and_not_asked_for_again_meanwhile(raw, monkeypatch):
-    monkeypatch.setattr(alerts, "SEND_SECONDS", 0.5)
+    monkeypatch.setattr(notifiers, "SEND_SECONDS", 0.5)
     stop = threading.Event()
 
     def answer(connection):
@@ -389,7 +416,7 @@ def test_an_answer_that_drips_is_given_up_and_not_asked_for_again_meanwhile(raw,
 
 def test_each_message_has_an_id_of_its_own():
     """Also that of an alert which is sent again: a receiver that refuses what it has seen must not refuse that."""
-    assert len({alerts.sample()["id"] for _ in range(10)}) == 10
+    assert len({sample()["id"] for _ in range(10)}) == 10
 
 
 def test_the_check_that_the_docs_give_refuses_replays_old_and_forged_messages():
