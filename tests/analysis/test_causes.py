@@ -11,6 +11,7 @@ from make_run import LAYERS, changed, make_history
 from gradwatch.analysis.rules import diagnose
 from gradwatch.analysis.rules.clipping import clip_is_your_learning_rate
 from gradwatch.analysis.rules.dead_layers import dead_layer
+from gradwatch.analysis.rules.finding import Finding
 from gradwatch.analysis.rules.gradient_scale import gradients_accumulate, scaled_gradients
 from gradwatch.analysis.rules.gradients import exploding
 from gradwatch.analysis.rules.guard import too_few
@@ -490,6 +491,14 @@ def test_a_batch_whose_gradients_are_not_finite_is_not_said_to_have_usual_ones()
     (found,) = spike(history)
     assert "the gradients were not finite" in found.cause
     assert not found.cure.startswith("Nothing needs to change")
+
+
+@pytest.mark.parametrize(("times", "found"), [(0.003, 1), (0.0125, 0)])
+def test_tiny_weights_are_named_above_the_gradients_that_they_let_vanish(times, found, monkeypatch):
+    vanishes = [Finding("vanishing", "error", ("0.weight",), 0, STEPS)]
+    monkeypatch.setattr("gradwatch.analysis.rules.initialisation.vanishing", lambda history: vanishes)
+    history = weighing(np.full(STEPS, times), run(ratio=0.01, loss=2 + learns(), modules={"0": "Linear"}))
+    assert len(bad_initialisation(history)) == found
 
 
 @pytest.mark.parametrize(

@@ -36,19 +36,19 @@ def bad_initialisation(
 ) -> list[Finding]:
     """Most matrices multiply what passes through them by far too much, or by far too little, from the start. A warning.
 
-    The gain of a matrix is the root mean square of its weights times the root of its fan in: 0.58 as torch makes
-    its layers, 1.41 by He's initialisation. Alarm: the share `most` of `least` or more matrices began above `large`
-    or below `small` (twice that where no normalisation stands between them); where one does or fewer are known, a
-    large gain only counts where the training does not succeed, or its loss began at twice log C or more (C the rows
-    of the last matrix). A small one does not count where a loss fell by nine tenths: tables of features begin next
-    to 0 on purpose. Not said where what follows from it is found: an explosion, gradients that vanish, layers that
-    are dead or (of large ones) apart. But large ones are said where layers were dead from the start: their units
-    stand at their ends. Nor are large ones where the first step already changed the weights by a third: their first
-    norm is that after it. Or all elements of most matrices began at one number (`_all_alike`), or the gains of its
-    normalisations began next to 0 (`_shut_norms`), or a table that is the last layer too began as large as one that
-    is only read (`tied_table`), or the first outputs are far apart and a matrix is why (`far_outputs`) or far from
-    what is asked for most of the run (`long_way_back`), or they never came near equal odds
-    (`sure_of_what_is_wrong`), or the gradient grows evenly on its way back to the first layer
+    The gain of a matrix is the root mean square of its weights times the root of its fan in: 0.58 as torch makes its
+    layers, 1.41 by He's initialisation. Alarm: the share `most` of `least` or more matrices began above `large` or
+    below `small` (twice that where no normalisation stands between them); where one does or fewer are known, a large
+    gain only counts where the training does not succeed, or its loss began at twice log C or more (C the rows of the
+    last matrix). A small one does not count where a loss fell by nine tenths: tables of features begin next to 0 on
+    purpose. Not said where what follows from it is found: an explosion, gradients that vanish, layers that are dead (of
+    these two not of gains below half of `small`) or (of large ones) apart. But large ones are said where layers were
+    dead from the start: their units stand at their ends. Nor are large ones where the first step already changed the
+    weights by a third: their first norm is that after it. Or all elements of most matrices began at one number
+    (`_all_alike`), or the gains of its normalisations began next to 0 (`_shut_norms`), or a table that is the last
+    layer too began as large as one that is only read (`tied_table`), or the first outputs are far apart and a matrix is
+    why (`far_outputs`) or far from what is asked for most of the run (`long_way_back`), or they never came near equal
+    odds (`sure_of_what_is_wrong`), or the gradient grows evenly on its way back to the first layer
     (`_grows_on_its_way`), or what passes through the layers grows on its way to the last (`_grows_forward`).
     Source: He et al., arXiv:1502.01852; of healthy trainings of the tests the median gain is 0.2 to 2.1.
     """
@@ -116,9 +116,10 @@ def _of_matrices(
     harms = (f for f in dead_layer(history) if f.severity != "note")
     dead = any(f.evidence["since"] != "the start" or which is too_small for f in harms)
     shrinks = any("left_of_the_gradient" not in f.evidence for f in vanishing(history))
-    if dead or shrinks or exploding(history) or (which is too_large and imbalance(history)):
-        return []
     typical = float(np.median(gain[which]))
+    tiny = which is too_small and typical < small / 2  # then no gradient comes through them either
+    if ((dead or shrinks) and not tiny) or exploding(history) or (which is too_large and imbalance(history)):
+        return []
     return [
         initial_finding(
             history,
