@@ -96,7 +96,7 @@ class LossGraph:
             return {}
         name, node = losses[0]
         if name not in loss_targets.NUMBERS:
-            is_averaged = through(self._root, ("Mean", *_SAME_NUMBERS)) is node
+            is_averaged = through(self._root, ("Mean", "Sum", "View", "Squeeze", "Unsqueeze")) is node
             return loss_targets.seen(name, node, self._data(node), self._mask_of(node), is_averaged)
         of_numbers = (each for each in losses if each[0] in loss_targets.NUMBERS)
         found = (loss_targets.seen(name, node, self._data(node)) for name, node in of_numbers)

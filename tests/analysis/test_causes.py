@@ -129,11 +129,13 @@ ODDS = math.log(4)  # the last layer has four rows
         (0.3, 0.3, False),  # it comes down again, as below the catapult's highest rate
         (0.3, ODDS, True),
         (0.3, 0.9 * ODDS, False),  # it learns something
+        (0.3, 1.001 * ODDS, False),  # it began next to there
     ],
 )
 def test_a_loss_that_leapt_with_a_long_first_step_and_won_nothing_since(ratio, then, found):
     loss = np.where(np.arange(STEPS) < 3, [2.4, 9.0, 25.0, *[0] * (STEPS - 3)], then) + 0.01 * NOISE
-    loss[:3] = loss[:3] if then in (2.3, 30.0, 0.3) else [11.3, 14.0, 16.0]  # half the leap, from a task before
+    if then not in (2.3, 30.0, 0.3):  # half the leap, from a task before
+        loss[:3] = np.array([11.3, 14.0, 16.0]) / (1 if then <= ODDS else 5)
     first = np.where(np.arange(STEPS) == 0, ratio, 0.01)
     leapt = run(loss=loss, ratio=first[:, None])
     told = [f for f in lr_too_high(leapt) if "leapt_to" in f.evidence]

@@ -85,6 +85,9 @@ WEIGHTS = torch.rand(N)
         (lambda: F.cross_entropy(logits(), Y, reduction="sum"), N),
         (lambda: F.cross_entropy(logits(), Y, reduction="none").sum(), N),
         (lambda: F.cross_entropy(logits(), Y, reduction="none").sum() / N, 0),
+        (lambda: F.cross_entropy(logits(), Y, reduction="none").sum() * (1 / N), 0),
+        (lambda: torch.dot(F.cross_entropy(logits(), Y, reduction="none"), WEIGHTS), 0),
+        (lambda: torch.stack([F.cross_entropy(logits(), Y), F.cross_entropy(logits(), Y % 2)]).sum(), 0),
         (lambda: F.cross_entropy(logits(), Y), 0),
     ],
 )
@@ -542,8 +545,17 @@ def test_minus_a_mean_of_probabilities_lacks_its_logarithm(loss, said):
     below = with_loss(history, np.linspace(-0.5, -0.9, 60))
     told = negative_loss(below)
     assert ["without their logarithm" in f.cause for f in told] == [True] * said
+
+
+def test_a_loss_below_0_of_a_policy_is_none_and_of_weighed_classes_is_one():
+    graph = tuple(LossGraph(-F.cross_entropy(logits(), Y), LAYERS).described())
+    history = make_history(60, layers=tuple(LAYERS.values()), loss_graph=graph)
+    falls = with_loss(history, -math.log(C) - np.linspace(0, 1, 60))
     weighed = {f"in_loss/{name}": np.ones(60) for name in ("advantage_mean", "advantage_std")}
-    assert negative_loss(changed(below, per_step={**below.per_step, **weighed})) == []  # of a policy: of either sign
+    by_classes = changed(falls, per_step={**falls.per_step, **weighed})
+    assert len(negative_loss(falls)) == len(negative_loss(by_classes)) == 1
+    for more in ("in_loss/entropy_rewarded", "return"):
+        assert negative_loss(changed(by_classes, per_step={**by_classes.per_step, more: np.ones(60)})) == []
 
 
 @pytest.mark.parametrize(("optimizers", "said"), [(("Adam",), 1), (("actor", "critic"), 0)])

@@ -261,6 +261,18 @@ def test_a_reward_that_falls_and_stays_below(paid, advantage, found):
     assert ["choices that bring less are made more likely" in f.cause for f in told] == [True] * found
 
 
+@pytest.mark.parametrize("name", ["reward_mse", "return_loss", "return_std", "intrinsic_reward", "cost_return"])
+def test_what_is_no_reward_may_fall(name):
+    history = run_with(advantage_std=0.5, logged=("loss", name))
+    assert wrong_sign(changed(history, per_step={**history.per_step, name: 20 + FALLS})) == []
+
+
+def test_a_shaped_reward_may_fall_where_the_goal_is_reached():
+    history = run_with(advantage_std=0.5, logged=("loss", "reward", "success_rate"))
+    rises = {"success_rate": np.linspace(0.1, 0.9, 240), "reward": FALLS}
+    assert wrong_sign(changed(history, per_step={**history.per_step, **rises})) == []
+
+
 @pytest.mark.parametrize(
     ("one_way", "layer", "found"),
     [(1.0, 1, 1), (0.0, 1, 0), (np.arange(SAMPLES) < SAMPLES - 1, 1, 0), (1.0, -1, 0)],

@@ -33,6 +33,7 @@ RESTS = np.interp(np.arange(STEPS), [0, 60], [2.3, 0.9])
     ("loss", "decay", "gradient", "found"),
     [
         (RESTS, 0.1, 0.9, 1),
+        (10 * RESTS, 0.1, 0.9, 0),  # what it costs is next to nothing
         (RESTS, 0.1, 3.0, 0),  # most of the gradient is not the decay's to take
         (RESTS, 1e-3, 0.009, 0),  # a usual one, at the end of a training that has all
         (RESTS / 3 + (2.3 - 2.3 / 3) * (np.arange(STEPS) < 1), 0.1, 0.9, 0),  # hardly any is left
@@ -44,6 +45,9 @@ def test_a_decay_that_holds_a_loss_up(loss, decay, gradient, found):
     history = decayed("SGD", decay, rate=0.05, gradient=gradient)
     told = weight_decay_too_strong(changed(history, per_step={**history.per_step, "loss": loss + 1e-3 * NOISE}))
     assert ["the decay takes back" in f.cause for f in told] == [True] * found
+    other = {"val_loss": np.where(np.arange(STEPS) % 10, np.nan, loss)}
+    known = changed(history, per_step={**history.per_step, "loss": loss + 1e-3 * NOISE, **other})
+    assert weight_decay_too_strong(known) == []  # what it takes from the training data it gives to others
 
 
 @pytest.mark.parametrize(

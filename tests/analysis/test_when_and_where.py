@@ -173,9 +173,17 @@ def test_spikes_out_of_gradients_that_had_faded_are_a_note_up_to_the_size_that_t
 
 
 @pytest.mark.parametrize(
-    ("first", "odd", "root"), [(9, {}, "lr-too-high"), (300, {}, "spike"), (9, {"odd_batch": 9}, "spike")]
+    ("seen", "root"),
+    [({"rose_before": 8.0}, "lr-too-high"), ({}, "spike"), ({"rose_before": 8.0, "odd_batch": 9}, "spike")],
 )
-def test_steps_that_stand_out_before_there_was_a_calm_are_those_that_are_too_long(first, odd, root):
-    jumps = Finding("spike", "warning", (), first, first + 12, {"spikes": 5, "recovered": "no", **odd})
-    long = Finding("lr-too-high", "error", (), first + 4, 499)
-    assert [f.rule for f in group([jumps, long])] == [root]
+def test_steps_that_stand_out_while_the_norm_rises_are_those_that_are_too_long(seen, root):
+    jumps = Finding("spike", "warning", (), 9, 21, {"spikes": 5, "recovered": "no", **seen})
+    assert [f.rule for f in group([jumps, Finding("lr-too-high", "error", (), 13, 499)])] == [root]
+
+
+@pytest.mark.parametrize(("before", "rose"), [([1.0] * 20, False), ([1.0] * 19 + [5.0], True), ([1.0] * 3, False)])
+def test_whether_the_norm_rose_before_a_step_that_stands_out(before, rose):
+    norms = np.r_[before, 100.0, np.ones(STEPS - len(before) - 1)] * (1 + 0.01 * NOISE)
+    told = spike(changed(run(loss=2.3 + NOISE / 100), per_step={"grad_norm": norms, "loss": 2.3 + NOISE / 100}))
+    assert ["rose_before" in found.evidence for found in told] == [rose] * len(told)
+    assert told or len(before) == 3

@@ -100,9 +100,9 @@ def target_network_stale(
 
     Alarm: a loss of differences is taken of one number out of several of each row, as `q.gather(1, action)` gives it;
     in the last quarter of the samples the model explains the share `known` of what is asked for, whose mean there, and
-    in the last three, is away from that of the first quarter by less than the share `still` of its deviation; what is
-    logged is of episodes, by its name; and no metric got better. A value that is learnt from the next state's grows
-    with that, as it was next to 0 at first.
+    in the last three, is away from that of the first quarter by less than the share `still` of its deviation, and by
+    less than itself; what is logged is of episodes, by its name; and no metric got better. A value that is learnt from
+    the next state's grows with that, as it was next to 0 at first.
     Source: Mnih et al. (2015), Nature 518, algorithm 1 (every C steps the target network is made equal to the other).
     """
     _, asked, spread, explained = sampled(history, "target_mean", "target_std", "explained")
@@ -114,7 +114,7 @@ def target_network_stale(
     ends = [float(np.median(asked[-last:]) - np.median(asked[:quarter])) for last in (quarter, 3)]
     moved = max(map(abs, ends))
     learnt, deviation = float(np.median(explained[-quarter:])), float(np.median(spread))
-    if not (learnt >= known and moved < still * deviation):
+    if not (learnt >= known and moved < min(still * deviation, abs(float(np.median(asked[:quarter]))))):
         return []
     return [
         from_graph(

@@ -48,14 +48,17 @@ def of_a_sum(history: History, cause: str, cure: str) -> tuple[str, str] | None:
 
 
 def _rows_summed(history: History) -> int:
-    """Of how many predictions the loss of classes is a sum; 1 of a mean, and where that is not known."""
+    """Of how many predictions the loss of classes is a sum; 1 of a mean, and where what becomes of it is not known."""
     for path, _ in paths(history):
-        for above, below in pairwise(path):
-            if above.name.startswith(("NllLoss", "LogSoftmax")) and len(below.shape) > 1:
-                names = [each.name for each in path[: path.index(above) + 1]]
-                summed = names[0].endswith("/sum") or ("Sum" in names and not {"Mean", "Div"} & {*names})
-                return math.prod(below.shape) // below.shape[1] if summed else 1
+        for i, (above, below) in enumerate(pairwise(path)):
+            if above.name.startswith("NllLoss") and len(below.shape) > 1:
+                over = {each.name for each in path[:i]}
+                summed = above.name.endswith("/sum") or (over and math.prod(above.shape) > 1 and "Sum" in over)
+                return math.prod(below.shape) // below.shape[1] if summed and over <= _OF_THE_WHOLE else 1
     return 1
+
+
+_OF_THE_WHOLE = {"Sum", "View", "Squeeze", "Unsqueeze"}
 
 
 def begins_small(history: History, small: float = 0.1) -> bool:

@@ -107,7 +107,7 @@ def ran_away(
 def leapt(history: History, own: float = 0.2, times: float = 2.5, soon: int = 10) -> Effect | None:
     """The first step changed most matrices by the share `own` of their size, each training loss leapt to `times` its
     first value within `soon` steps, and stands no lower than it began or at equal odds. Next to these, half that leap
-    is enough.
+    is enough where it began at twice that or more.
 
     What becomes of the units then is chance: they die, or the loss is thrown on, or grows until it is not finite.
     Source: Lewkowycz et al. 2020, arXiv:2003.02218 (a loss that leaps at first comes down again below a rate, and above
@@ -120,8 +120,8 @@ def leapt(history: History, own: float = 0.2, times: float = 2.5, soon: int = 10
     for each in losses:
         values = each[np.isfinite(each)]
         ended = middle(values[-max(3, len(values) // 4) :])
-        at_odds = abs(ended / equal_odds(history) - 1) < 0.03
-        if len(values) <= soon or not 0 < times * values[0] / (2 if at_odds else 1) < values[:soon].max():
+        at_odds, far = abs(ended / equal_odds(history) - 1) < 0.03, values[0] > 2 * equal_odds(history)
+        if len(values) <= soon or not 0 < times * values[0] / (2 if at_odds and far else 1) < values[:soon].max():
             return None
         if ended < 0.9 * values[0] and not ended > 0.99 * equal_odds(history):
             return None

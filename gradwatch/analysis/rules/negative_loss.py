@@ -56,8 +56,7 @@ def negative_loss(
     for name in training_losses(history):
         values = history.total(name)
         values = values[np.isfinite(values)]
-        weighed = len(sampled(history, "advantage_std")[0])  # -log_prob * advantage is of either sign
-        if len(values) < min_steps or has_rivals(history) or weighed:
+        if len(values) < min_steps or has_rivals(history) or _is_of_a_policy(history):
             continue
         why = _of_classes(history, name, values, near, close, times) or _by_its_way(history, name, values, times)
         if why is None:
@@ -77,6 +76,14 @@ def negative_loss(
             )
         ]
     return []
+
+
+def _is_of_a_policy(history: History) -> bool:
+    """Whether choices are weighed, beside a reward that is logged or an entropy in the loss: -log_prob * advantage is
+    of either sign. Weights of classes alone weigh log-probabilities, too.
+    """
+    weighs, of_entropy = (len(sampled(history, name)[0]) for name in ("advantage_std", "entropy_rewarded"))
+    return weighs > 0 and (of_entropy > 0 or logs_rewards(history))
 
 
 def _of_classes(history: History, name: str, values: Floats, near: float, close: float, times: float) -> Why | None:

@@ -5,7 +5,6 @@ Legend: T recorded steps, N logged values of a scalar.
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass
 
@@ -131,17 +130,11 @@ def went(name: str, values: Floats, sign: int, first: int = 5) -> Progress:
     return Progress(name, **shown, gain=gain, won=won, error=float(error), noise=float(sigma), length=length)
 
 
-def got_better(history: History, share: float, guessed: float = 0.1) -> list[Progress]:
-    """What `succeeded`; no accuracy that is within the share `guessed` of guessing one of all classes."""
-    guess = math.exp(-chance_loss(history))
-    above = guess + guessed * (1 - guess)  # NaN where it is not known
-    better = (p for p in progress(history) if p.succeeded(share))
-    return [p for p in better if not ("acc" in p.metric.lower() and p.ended < above)]
-
-
 def succeeds(history: History, share: float = 0.2) -> bool:
     """Whether the training demonstrably gets better: a scalar ended better by `share` of where it began, for good."""
-    return lost_since(history) is None and not has_rivals(history) and bool(got_better(history, share))
+    return (
+        lost_since(history) is None and not has_rivals(history) and any(p.succeeded(share) for p in progress(history))
+    )
 
 
 def descends(history: History, sigmas: float = 20.0) -> bool:
@@ -228,7 +221,7 @@ def _rises(history: History) -> bool:
 
 def reaches_its_goal(history: History, share: float = 0.2) -> bool:
     """Whether a metric that is no loss got better by `share` of where it began, for good: a return, an accuracy."""
-    return not has_rivals(history) and not all(p.is_loss for p in got_better(history, share))
+    return not has_rivals(history) and any(p.succeeded(share) for p in progress(history) if not p.is_loss)
 
 
 def unmoved(history: History, min_steps: int, running: int, share: float = 0.02) -> list[Progress]:

@@ -68,7 +68,7 @@ from gradwatch.analysis.rules.optimizer_state import optimizer_state_lost
 from gradwatch.analysis.rules.outputs import activation_on_logits, softmax_twice
 from gradwatch.analysis.rules.pairs import representation_collapse, views_identical
 from gradwatch.analysis.rules.posterior import posterior_collapse
-from gradwatch.analysis.rules.progress import got_better, succeeds
+from gradwatch.analysis.rules.progress import progress, succeeds
 from gradwatch.analysis.rules.rivals import generator_starves
 from gradwatch.analysis.rules.schedule_length import schedule_too_short, warmup_too_long
 from gradwatch.analysis.rules.second_moment import stale_second_moment
@@ -207,7 +207,7 @@ def _outweighed(lane: History, metric: float | str | None, share: float = 0.2) -
     """
     if metric not in lane.logged or has_rivals(lane):
         return False
-    others = (p for p in got_better(lane, share) if p.metric != metric)
+    others = (p for p in progress(lane) if p.metric != metric and p.succeeded(share))
     return any(is_training_loss(metric) or not p.is_loss for p in others)
 
 
@@ -259,7 +259,7 @@ def _began(finding: Finding, findings: list[Finding]) -> int:
     if "began_anew" in finding.evidence:  # what is seen in that step itself says more
         return finding.first_step + 1
     sign_of = {rule for rule, signs in SIGNS.items() if finding.rule in signs and "odd_batch" not in finding.evidence}
-    if finding.rule == "spike" and finding.first_step >= SIGN_STEPS:
+    if finding.rule == "spike" and "rose_before" not in finding.evidence:
         sign_of.discard("lr-too-high")  # out of a calm: a batch may have thrown the training, and its loss after that
     ahead = [f.first_step for f in findings if f.rule in sign_of]
     if _by_steps(finding):  # too long ones are why, though their loss may be seen to leap a little later

@@ -15,7 +15,7 @@ from gradwatch.analysis.rules.facts import middle, trailing
 from gradwatch.analysis.rules.finding import Finding, Severity
 from gradwatch.analysis.rules.largest_row import largest_row
 from gradwatch.analysis.rules.layer_facts import pick
-from gradwatch.analysis.rules.losses import EARLIEST, has_rivals, odd_batch, scaled_losses
+from gradwatch.analysis.rules.losses import EARLIEST, has_rivals, odd_batch, scaled_losses, training_losses
 from gradwatch.analysis.rules.progress import descends, reaches_its_goal, succeeds
 from gradwatch.analysis.rules.recurring_jumps import exchanged
 from gradwatch.analysis.rules.sampled_losses import another_task, other_data_from
@@ -94,6 +94,7 @@ def spike(
         cure, tries = OF_MILD, ()
     evidence = _numbers(history, seen, rows, worst, caught) | {"recovered": back}
     evidence |= {} if one_row is None else one_row.evidence
+    evidence |= _rose_before(incoming(history), int(rows[0]))
     stayed = float(evidence["times_usual"]) < STAYED
     causes = () if batch is not None else OF_SPIKES if up.any() or not (lasts or stayed) else OF_LASTING * lasts
     said = cause_of(history, evidence, batch, int(up.sum()) if up[worst] else 0, causes)
@@ -124,6 +125,13 @@ def _numbers(history: History, seen: _Seen, rows: Rows, worst: int, caught: Bool
     }
 
 
+def _rose_before(norm: Floats, row: int, times: float = 3.0) -> dict[str, float | str]:
+    """How many times the usual norm that of the step before this row already was, from so many `times` on."""
+    before = norm[max(0, row - 17) : row]
+    rose = float(before[-1] / np.median(before[:-1])) if len(before) > 4 and (before[:-1] > 0).all() else 0.0
+    return {"rose_before": rose} if rose > times else {}
+
+
 def _is_small(norm: Floats, rows: Rows, began: float) -> bool:
     """Whether these rows are a few in a row, or no norm `[T]` there is above `began` times the highest early one."""
     early = norm[: max(1, len(norm) // 10)]
@@ -136,9 +144,8 @@ def _came_back(history: History, losses: dict[str, Floats], rows: Rows) -> tuple
     Nor did they where most of the later norms are not finite.
     """
     norm = incoming(history)
-    if not losses and descends(history):
-        return "yes", True
-    judged = list(losses.values()) or [np.log10(np.maximum(norm, 1e-30))]
+    below = [history.total(name) for name in training_losses(history)] if descends(history) else []
+    judged = list(losses.values()) or below or [np.log10(np.maximum(norm, 1e-30))]
     back = [_recovered(values, rows) for values in judged]
     after = np.isfinite(norm[rows[-1] + 1 :])
     recovered = all(state != "no" for state in back) and (len(after) < 16 or after.mean() > 0.5)

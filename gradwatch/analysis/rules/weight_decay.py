@@ -11,12 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch.analysis.final_values import quarters
+from gradwatch.analysis.groups import higher_is_better
 from gradwatch.analysis.rules.facts import is_adaptive, middle, optimizer_kind, set_rate, settings
 from gradwatch.analysis.rules.finding import Finding
 from gradwatch.analysis.rules.layer_facts import matrices, measured, pick
 from gradwatch.analysis.rules.progress import progress
 from gradwatch.formatting import percent
 from gradwatch.history import Floats, History
+from gradwatch.storage.logged_names import HELD_OUT
 
 _ADDS_DECAY = re.compile("Adam|RAdam|NAdam|Adamax|Adagrad|RMSprop|Adadelta|SparseAdam")
 
@@ -68,15 +70,24 @@ def weight_decay_too_strong(
 
 
 def _holds(
-    history: History, at: NDArray[np.intp], norm: Floats, decay: float, share: float = 0.25, left: float = 0.2
+    history: History,
+    at: NDArray[np.intp],
+    norm: Floats,
+    decay: float,
+    share: float = 0.25,
+    left: float = 0.2,
+    least: float = 0.3,
 ) -> list[Finding]:
     """A loss that rests above `left` of its first value under SGD, and won less than a tenth of all that it won since
-    the second quarter of the run, where in the second half the decay is the `share` of the gradient, in the median
-    matrix: there one balances the other.
+    the second quarter of the run, where in the second half the decay is the `share` of the gradient, in the
+    median matrix, and half of it times the squared weights `least` of the loss: there one balances the other.
+    Not where a value of other data got better.
 
     Source: Krogh & Hertz 1991, A Simple Weight Decay Can Improve Generalization (in the minimum of loss and penalty
     their gradients cancel). A healthy training of the tests rests at 0.17 of its first value, by a decay of 0.17.
     """
+    if _others_got_better(history):
+        return []  # what it takes from the training data it may give to others
     late = slice(len(at) // 2, None)
     with np.errstate(invalid="ignore", divide="ignore"):
         pulls = middle(decay * norm[late] / history.layer("clipped_norm")[at[late]][:, matrices(history)])
@@ -87,7 +98,9 @@ def _holds(
         _, second, _, last = quarters(history, loss.metric)
         if not (min(loss.won, last) > left * loss.first and second - last < loss.won / 10):
             return []
-    loss = losses[0]
+    loss, penalty = losses[0], decay / 2 * float(middle((norm[late] ** 2).sum(axis=1)))
+    if not penalty > least * loss.ended:
+        return []
     return [
         Finding(
             "weight-decay-too-strong",
@@ -95,14 +108,25 @@ def _holds(
             pick(history, matrices(history)),
             int(history.step[0]),
             int(history.step[-1]),
-            {"decay_over_gradient": pulls, "weight_decay": decay, "end": loss.ended},
+            {"decay_over_gradient": pulls, "weight_decay": decay, "end": loss.ended, "penalty": penalty},
             f"{loss.metric} rests at {loss.ended:.4g} since the second quarter of the run. The pull of the decay, "
             f"{decay:g} times the weights, is {percent(pulls)} of the gradient of a batch there: what the loss asks "
             "for, the decay takes back.",
             "Lower the weight decay a hundredfold, to 1e-3 or less. If the loss rests there without it, too, it is not "
-            "why.",
+            "why; if it is what keeps other data good, leave it.",
         )
     ]
+
+
+def _others_got_better(history: History, share: float = 0.1) -> bool:
+    """Whether a value of other data, whose direction is known, ended better by the share of its first."""
+    for name in filter(HELD_OUT.search, history.logged):
+        rises, values = higher_is_better(name, [history]), history.total(name)
+        values = values[np.isfinite(values)]
+        won = middle(values[-3:]) - values[0] if len(values) > 3 else 0.0
+        if rises is not None and (won if rises else -won) > share * abs(values[0]):
+            return True
+    return False
 
 
 def _draws_more(history: History, at: NDArray[np.intp], norm: Floats, decay: float, left: float = 0.6) -> bool:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 
+from gradwatch.analysis.groups import higher_is_better
 from gradwatch.analysis.rules.facts import settings
 from gradwatch.analysis.rules.finding import Finding, either
 from gradwatch.analysis.rules.layer_facts import matrices
@@ -79,15 +82,18 @@ def _against_entropy(history: History, least: int = 3) -> list[Finding]:
 def _against_its_reward(history: History, least: int = 3, first: int = 3, sigmas: float = 8.0) -> list[Finding]:
     """Choices that are weighed by an advantage, and a reward that fell and was never above its `first` values again.
 
-    By `sigmas` standard deviations of one value, and a fifth of where it began.
+    By `sigmas` standard deviations of one value, and a fifth of where it began. Not of what is no reward by its name (a
+    loss, a cost, a bonus that fades, a deviation), nor where the training succeeds.
     """
-    if len(sampled(history, "advantage_std")[0]) < least:
+    if len(sampled(history, "advantage_std")[0]) < least or succeeds(history):
         return []
     for went in progress(history):
         rows = np.flatnonzero(np.isfinite(history.total(went.metric)))
         begun = float(np.median(history.total(went.metric)[rows[:first]]))
-        enough = max(sigmas * went.noise, abs(begun) / 5)
-        if is_reward(went.metric) and begun - went.ended > enough and went.best < begun + 2 * went.noise:
+        fell, enough = begun - went.ended, max(sigmas * went.noise, abs(begun) / 5)
+        rewards = is_reward(went.metric) and not _NO_REWARD.search(went.metric)
+        rises = higher_is_better(went.metric, [history])
+        if rewards and rises and fell > enough and went.best < begun + 2 * went.noise:
             return [
                 Finding(
                     "wrong-sign",
@@ -107,6 +113,9 @@ def _against_its_reward(history: History, least: int = 3, first: int = 3, sigmas
     return []
 
 
+_NO_REWARD = re.compile(
+    r"loss|mse|mae|err|std|var|cost|penal|intrinsic|novel|curios|bonus|shap|explor|length|scale|coef", re.IGNORECASE
+)
 _AGAINST = (
     "the loss, or what its log-probabilities are multiplied by, has the wrong sign",
     "the first steps were so long that they threw the policy to one choice, and nothing else is tried since",
