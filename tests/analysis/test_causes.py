@@ -734,6 +734,12 @@ def test_a_momentum_among_the_betas_is_named_as_one(betas, words):
     assert words in found.cause
 
 
+@pytest.mark.parametrize(("begin", "found"), [(1.0, 1), (0.01, 0)])
+def test_weights_that_only_come_to_their_usual_size_do_not_run_away(begin, found):
+    history = weighing(begin * np.linspace(1, 5, STEPS) ** 2, run(ratio=0.01, loss=2.3 + NOISE))
+    assert len(weight_growth(history)) == found
+
+
 def test_weights_at_ten_thousand_times_their_size_are_no_success():
     severe, mild = (
         weight_growth(weighing(np.geomspace(1, times, STEPS), run(ratio=0.01, loss=learns())))[0].severity

@@ -547,6 +547,21 @@ def test_minus_a_mean_of_probabilities_lacks_its_logarithm(loss, said):
     assert ["without their logarithm" in f.cause for f in told] == [True] * said
 
 
+@pytest.mark.parametrize(
+    ("loss", "severity"),
+    [
+        (lambda: -(column()[:, 0] - column()[:, 0].logcumsumexp(0)).sum() / N, "note"),  # a partial likelihood
+        (lambda: -logits().log_softmax(1)[:, 0].mean(), "warning"),
+        (lambda: (column()[:, 0] - REAL).square().mean(), "warning"),
+    ],
+)
+def test_the_floor_of_a_likelihood_of_somebodys_own_is_not_known(loss, severity):
+    rows = tuple(LossGraph(loss(), LAYERS).described())
+    history = make_history(600, layers=tuple(LAYERS.values()), clip=None, logged=("loss",), loss_graph=rows)
+    loss = 3.4 + 0.6 * np.exp(-np.arange(600) / 20) + 0.02 * np.sin(1.7 * np.arange(600))
+    assert [found.severity for found in rests(with_loss(history, loss), 100, 500)] == [severity]
+
+
 def test_a_loss_below_0_of_a_policy_is_none_and_of_weighed_classes_is_one():
     graph = tuple(LossGraph(-F.cross_entropy(logits(), Y), LAYERS).described())
     history = make_history(60, layers=tuple(LAYERS.values()), loss_graph=graph)

@@ -483,6 +483,18 @@ def test_a_discriminator_that_is_sure_starves_its_rival_whatever_the_rival_logs(
 
 
 @pytest.mark.parametrize(
+    ("rate", "severity"),
+    [(np.where(ROW < 190, 0.001, 0.1), "note"), (np.full(STEPS, 0.1), "warning")],
+)
+def test_a_restart_that_shakes_a_training_which_succeeds_is_meant(rate, severity):
+    hit = np.isin(ROW, [192, 193])
+    norm = np.where(hit, 60.0, 1.0)
+    columns = {"loss": 0.3 + 0.7 * FALLS + hit + 0.01 * NOISE, "grad_norm": norm, "clipped_norm": norm, "lr": rate}
+    (found,) = spike(run(**columns))
+    assert found.severity == severity
+
+
+@pytest.mark.parametrize(
     ("end", "at", "after", "severity"),
     [
         (-2.0, 28, 0.0, "note"),

@@ -12,7 +12,7 @@ from gradwatch.analysis.final_values import quarters
 from gradwatch.analysis.rules.facts import middle
 from gradwatch.analysis.rules.finding import Finding, Severity, Why, either
 from gradwatch.analysis.rules.layer_facts import ends_in
-from gradwatch.analysis.rules.loss_graph import is_one_loss, number_of_classes, wants_its_sigmoid
+from gradwatch.analysis.rules.loss_graph import is_one_loss, number_of_classes, paths, wants_its_sigmoid
 from gradwatch.analysis.rules.progress import Progress, can_be_judged, progress, reaches_its_goal, succeeds
 from gradwatch.analysis.rules.sampled_losses import ended, sampled
 from gradwatch.analysis.rules.standstill import equal_odds, left_odds, rests_since
@@ -86,8 +86,17 @@ def rests(
         {"left": shown.ended / shown.first, **({"last_module": taken} if taken else {})},
         alternatives=causes,
     )
-    well = succeeds(history) or shown.ended < much * shown.first
+    well = succeeds(history) or shown.ended < much * shown.first or _is_own_likelihood(history)
     return finding_of(history, shown, why, "note" if well and not (taken or far) else "warning")
+
+
+def _is_own_likelihood(history: History) -> bool:
+    """Whether a loss is minus something that no logarithm of torch's gives, as the graph shows: its floor is not known.
+
+    So is a partial likelihood (Cox 1972), whose least is far above 0.
+    """
+    every = [[each.name.partition("/")[0] for each in path] for path, _ in paths(history)]
+    return any("Neg" in names[:3] and not any("Log" in name or "Nll" in name for name in names) for names in every)
 
 
 def stops(history: History, min_steps: int, running: int, much: float = 0.6, share: float = 0.125) -> list[Finding]:

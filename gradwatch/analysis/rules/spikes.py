@@ -50,18 +50,18 @@ def spike(
     """Single steps whose gradient norm or loss stands far above those around it.
 
     Norm: more than `ratio` times the median of the last `window` steps, more than `z` robust standard deviations of
-    their logarithms above it, and more than three times the median of the 16 steps that follow (a norm that rises
-    and stays has left a plateau). Loss: more than `loss_z` robust standard deviations, and by more than half of the
-    range that the run's losses have (5th to 95th percentile), and half of that is gone in the 16 steps that follow
-    where no norm spiked; a loss of inf is no jump but `nonfinite`. `layers` are those that carry the largest one. A
-    note where the policy caught all and the training recovered, or where none was above `mild` times the usual
-    norm, no batch is odd and the training succeeds (or a loss below 0 `descends`), or where the loss came back and
-    fell by the share `well` (a metric got better by as much, where it is too early to tell of the loss), and it is
-    the only one or none is above `began` times the highest norm of the run's first tenth (Adam's late instability,
-    once the gradients have faded; Molybog et al., arXiv:2304.09871); an error where the loss has not come back by
-    the end or most later norms are not finite, else a warning. Where more than the share `often` of the steps are
-    spikes, the 99th percentile of the norms lies among them: the cure under Adam and its kin is then a clip by each
-    layer's own past (docs/findings/cures.md: outliers-under-a-square).
+    their logarithms above it, and more than three times the median of the 16 steps that follow (a norm that rises and
+    stays has left a plateau). Loss: more than `loss_z` robust standard deviations, and by more than half of the range
+    that the run's losses have (5th to 95th percentile), and half of that is gone in the 16 steps that follow where no
+    norm spiked; a loss of inf is no jump but `nonfinite`. `layers` are those that carry the largest one. A note where
+    the policy caught all and the training recovered, or where none was above `mild` times the usual norm, no batch is
+    odd and the training succeeds (or a loss below 0 `descends`), or where the loss came back and fell by the share
+    `well` (a metric got better by as much, where it is too early to tell of the loss; or the schedule had raised the
+    rate, and the training succeeds), and it is the only one or none is above `began` times the highest norm of the
+    run's first tenth (Adam's late instability, once the gradients have faded; Molybog et al., arXiv:2304.09871); an
+    error where the loss has not come back by the end or most later norms are not finite, else a warning. Where more
+    than the share `often` of the steps are spikes, the 99th percentile of the norms lies among them: the cure under
+    Adam and its kin is then a clip by each layer's own past (docs/findings/cures.md: outliers-under-a-square).
     Source: OLMo 2's spike score (seven standard deviations from the average of the last 1,000 values) and OLMo-core's
     stability monitor (six, of the last 128), made robust; the healthy trainings of the tests reach a ratio of 9.8.
     """
@@ -81,6 +81,8 @@ def spike(
     passed = quiet or (batch is None and np.nanmax(seen.times[rows], initial=1.0) < mild and _goes_well(history))
     is_back = back == "yes" and (succeeds(history, well) or (not losses and descends(history)))
     is_back |= back == "unknown" and reaches_its_goal(history, well)
+    raised = raised_before(history, int(rows[0]))
+    is_back |= back == "yes" and bool(raised) and succeeds(history)  # a restart is meant
     passed |= is_back and _is_small(incoming(history), rows, began)
     severity: Severity = "error" if losses and not recovered else "note" if passed and recovered else "warning"
     one_row = largest_row(history, worst) if up[worst] else None
@@ -106,7 +108,7 @@ def spike(
             int(history.step[rows[0]]),
             int(history.step[rows[-1] if recovered else -1]),
             evidence,
-            said + ("" if one_row is None else one_row.said) + raised_before(history, int(rows[0])),
+            said + ("" if one_row is None else one_row.said) + raised,
             cure,
             tries=tries,
             alternatives=causes,

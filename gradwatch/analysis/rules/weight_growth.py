@@ -11,7 +11,7 @@ import numpy as np
 
 from gradwatch.analysis.rules.facts import own_optimizers, set_rate, settings
 from gradwatch.analysis.rules.finding import Finding, Why, either
-from gradwatch.analysis.rules.layer_facts import matrices, measured, pick, root_mean_square, shapes_of
+from gradwatch.analysis.rules.layer_facts import initial_gains, matrices, measured, pick, root_mean_square, shapes_of
 from gradwatch.analysis.rules.once import once
 from gradwatch.analysis.rules.owners import written_before
 from gradwatch.analysis.rules.progress import succeeds
@@ -29,10 +29,10 @@ def weight_growth(history: History, factor: float = 10.0, min_measured: int = 8,
     """Weights that run away: `factor` times their first norm, and growing no slower than at first. A warning; a note
     where the training demonstrably succeeds, no setting explains it, and they grew to less than `beyond` times.
 
-    Of layers with two or more dimensions that did not begin near 0 (a root mean square of 1e-3), and of the gains of
-    normalisations (vectors that began at 1). No slower: the second half of the measured steps added at least as much
-    as the first (healthy weights grow like a logarithm or a root). Not said of steps that lead straight to targets that
-    are far (`far_targets`).
+    Of layers with two or more dimensions that did not begin near 0 (a root mean square of 1e-3) nor ended below a gain
+    of 1 (`initial_gains`), and of the gains of normalisations (vectors that began at 1). No slower: the second half of
+    the measured steps added at least as much as the first (healthy weights grow like a logarithm or a root). Not said
+    of steps that lead straight to targets that are far (`far_targets`).
     Source: Kimi K2's QK-Clip and OLMo 2 on growing weights and logits; healthy ones of the tests grow up to 6-fold.
     """
     at, norm = measured(history, "weight_norm")
@@ -43,6 +43,7 @@ def weight_growth(history: History, factor: float = 10.0, min_measured: int = 8,
     with np.errstate(invalid="ignore", divide="ignore"):
         which = (matrices(history) & ~_near_zero(history, begin)) | _gains(history, begin)
         which &= (end > factor * begin) & (end - half >= half - begin)
+        which &= ~(initial_gains(history) * end / begin < 1)  # they only came to their usual size
     if not which.any():
         return []
     with np.errstate(invalid="ignore", divide="ignore"):

@@ -249,7 +249,8 @@ def veins_in_a_slab_of_marble(folder):
     def loss_on(x, shade):
         return (net(x) - shade).square().sum()
 
-    score = held_out(net, lambda test=slab(1000): loss_on(*test))
+    test = slab(1000)
+    score = held_out(net, lambda: loss_on(*test))
     return fit(folder, net, optimizer, lambda step: loss_on(*slab(512)), 300, score=score)
 
 
