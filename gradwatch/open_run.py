@@ -124,7 +124,7 @@ def open_histories(refs: Sequence[str], directory: Path = RUNS, empty: bool = Fa
     Raises:
         RunError: a ref names no run, or a run without a recorded step.
     """
-    found = _once(run for ref in refs for run in _alone(Path(ref)) or _runs(ref, directory))
+    found = [run for ref in refs for run in _alone(Path(ref)) or _runs(ref, directory)]
     return [_opened(run, MAX_VALUES, empty and len(found) == 1) for run in found]
 
 

@@ -11,7 +11,8 @@ SUPPORT, SCRIPTS = ROOT / "tests" / "support", ROOT / "tests" / "launcher" / "sc
 
 
 def environment():
-    path = os.pathsep.join([str(ROOT), str(ROOT / "tests"), str(SUPPORT), os.environ.get("PYTHONPATH", "")])
+    places = [str(ROOT), str(ROOT / "tests"), str(SUPPORT), os.environ.get("PYTHONPATH")]
+    path = os.pathsep.join(filter(None, places))  # an empty one would be the working directory
     return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
 
 
