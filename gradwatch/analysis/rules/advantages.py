@@ -124,9 +124,9 @@ def target_network_stale(
             {"target_first": float(asked[0]), "target_last": float(asked[-1]), "explained": learnt},
             f"What the values of the chosen actions are to be was {asked[0]:.3g} on average at first and is "
             f"{asked[-1]:.3g} in the end, although the model has learnt it wholly. {either(_STALE)}",
-            "Copy the weights into the target network every few hundred steps, "
-            "target.load_state_dict(net.state_dict()), or let it follow slowly; print a weight of it twice. If it "
-            "follows: look whether a reward is ever seen.",
+            f"Copy the weights into the target network, target.load_state_dict(net.state_dict()), 20 times in a run or "
+            f"more, as every {max(1, len(history) // 20)} steps here, or let it follow in each step, "
+            "p_target.lerp_(p, 0.01); print a weight of it twice. If it follows: look whether a reward is ever seen.",
             _STALE,
         )
     ]
