@@ -197,10 +197,8 @@ def _of_small_steps(history: History, found: float, rate: float) -> Why:
     if factor <= 10:
         cure = f"Raise the learning rate to {new_rate(history, factor)}, which would give usual steps."
         return Why(cause, cure, {}, (rate_times(factor),))
-    cure = (
-        f"Raise the learning rate to about {new_rate(history, factor)}, which would give usual steps; where the model "
-    )
-    cure += f"was trained before, to {new_rate(history, factor / 10)} first."
+    cure = f"Raise the learning rate to {new_rate(history, factor)}, which would give usual steps; where the model was "
+    cure += f"trained before, to {new_rate(history, factor / 10)} first."
     return Why(cause, cure, {}, (rate_times(factor), rate_times(factor / 10)))
 
 
