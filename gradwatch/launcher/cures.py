@@ -70,6 +70,7 @@ class Trial:
     cures: Mapping[Intervention, tuple[str, ...]]
     usual: Mapping[Intervention, str]
     severe: str  # the verdict over the run
+    root: str = ""  # the rule of its main finding, which may name no cure itself
 
     @property
     def policies(self) -> tuple[Intervention, ...]:
@@ -85,11 +86,13 @@ class Trial:
         said = settled.table[f"{metric}_verdict"] if metric else ()
         verdicts = dict(zip(settled.table["policy"], map(str, said), strict=False))
         again, treated = rules.get(self.unchanged.label, []), sorted(set().union(*self.cures.values()))
-        lines = [f"Unchanged: {_seen(treated, again)}."] if again and treated else []
+        if self.root and self.root not in treated:
+            treated.insert(0, self.root)
+        lines = [f"Unchanged: {_seen(treated, again)}."] if again and self.cures else []
         for cure, named_by in self.cures.items():
             if cure.label in rules:
                 verdict = verdicts.get(cure.label, NOT_JUDGED)
-                lines.append(_line(cure, named_by, rules[cure.label], again, verdict, metric))
+                lines.append(_line(cure, named_by, rules[cure.label], again, verdict, metric, self.root))
         for cure, shows in self.usual.items():
             if cure.label in rules:
                 lines.append(_usual_line(cure, shows, verdicts.get(cure.label, NOT_JUDGED), metric))
@@ -120,7 +123,8 @@ def read_trial(ref: str, usual: bool = False) -> tuple[Trial | None, Run]:
     shows = {applied(unchanged, text): said for text, said in usual_cures(history).items()} if usual else {}
     others = {cure: said for cure, said in shows.items() if cure not in cures and cure != unchanged}
     severe = findings[0].summary if findings else "no finding that asks for a cure"
-    return Trial(history.run.name, unchanged, cures, others, severe), history.run
+    root = findings[0].rule if findings else ""
+    return Trial(history.run.name, unchanged, cures, others, severe, root), history.run
 
 
 def usual_cures(history: History) -> dict[str, str]:
@@ -223,12 +227,17 @@ def _line(
     unchanged: Sequence[set[str]],
     verdict: str,
     metric: str | None,
+    root: str = "",
 ) -> str:
-    """As in: lr_scale=0.1 cured it: lr-too-high in none of 3 runs, loss better."""
+    """As in: lr_scale=0.1 cured it: lr-too-high in none of 3 runs, loss better.
+
+    Where the main finding, of the rule `root`, names other things to do and is still there, it is not cured.
+    """
     gone = not any(set(treated) & each for each in found)
     others = sorted(set().union(*found) - set(treated))
     new = set.intersection(*found) - set().union(*unchanged) - set(treated)  # in all, where there was none
     instead = sorted(new) if unchanged and gone else []
+    left = root not in treated and any(root in each for each in found)
     said = {BETTER: "better", WORSE: "worse", NOT_JUDGED: "not judged"}.get(verdict, "no better than unchanged")
     if verdict == WORSE:
         head = "made it worse"
@@ -236,6 +245,8 @@ def _line(
         head = "had nothing to cure, as the unchanged script shows no such finding here"
     elif instead:
         head = f"{'helped, and ' if verdict == BETTER else ''}put {', '.join(instead)} in the finding's place"
+    elif verdict == BETTER and gone and left:
+        head = f"helped, and leaves {root}, which asks for another change (gradwatch check)"
     elif verdict == BETTER:
         head = "cured it" if gone else "helped, and did not cure it"
     else:

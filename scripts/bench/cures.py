@@ -49,6 +49,7 @@ from gradwatch.policies.intervention import Intervention
 
 RESULTS = ROOT / "docs" / "measurements" / "cures.json"
 OPTIONS = ROOT / "docs" / "measurements" / "cure_options.json"  # by cure_options.py
+FOLLOWED = ROOT / "docs" / "measurements" / "advice_followed.json"  # by hand, with one seed; scores by its trainings
 FIRST = ROOT / "docs" / "measurements" / "cures_first.json"  # the same of `LATEST`, before a word of advice was changed
 SEEDS = 3
 LATEST = ("sent", "heard")
@@ -98,6 +99,11 @@ OF_OPTIONS = """\
 The sick trainings of {groups}, with one seed, by `scripts/bench/cure_options.py`: {some} of {all} have a main finding
 that names options which can be tried on an unchanged script, and this is what the first of them did. Nobody read words
 for it."""
+OF_STRANGERS = """\
+The advice on each sick training of `{group}`, as the rules gave it when that group was read once, was followed by one
+of three people who had written neither: to the letter, one try each, and nothing where nothing was said. They had the
+code before them to change it, and with it what its author thinks is wrong; that they were asked to leave aside. Since
+then the words of three cures were changed, for the three that helped a little (docs/measurements/advice_followed.json)."""
 WORDS = ("helps", "a little", "nothing", "worse")
 Row = dict[str, Any]
 Results = dict[str, list[Row]]  # by training, a row for each seed
@@ -318,9 +324,20 @@ def page(results: Results) -> str:
     tuning = {name: rows for name, rows in results.items() if name not in known | once}
     lines = [*totals("tuning", tuning), "", agreement(tuning), *table(tuning)]
     lines += ["", "## What was read once", "", *totals("read once", once), *before(once), *table(once)]
+    lines += ["", "## Followed by strangers", "", *by_strangers()]
     lines += ["", "## Options alone", "", *by_options()]
     lines += ["", "## What rules were written for", "", *totals("known", known), "", agreement(known), *table(known)]
     return HEAD + "\n".join(lines) + "\n"
+
+
+def by_strangers() -> list[str]:
+    """What came of advice that others followed."""
+    told = json.loads(FOLLOWED.read_text(encoding="utf-8"))
+    kinds = {
+        "all": [row["result"] for row in told["trainings"]],
+        "of these, the finding is right": [row["result"] for row in told["trainings"] if row["right"]],
+    }
+    return [*OF_STRANGERS.format(group=told["group"]).splitlines(), "", *counted(kinds, WORDS)]
 
 
 def by_options() -> list[str]:

@@ -507,3 +507,10 @@ def test_a_likelihood_that_descends_came_back_though_its_gradients_grow(end, at,
     loss = end + (4.0 - end) * FALLS + 0.05 * NOISE + after * (at <= ROW)
     (found,) = spike(run(loss=np.where(ROW == 1, -0.01, loss), grad_norm=norms))
     assert found.severity == severity
+
+
+@pytest.mark.parametrize(("first", "last", "said"), [(0.93, 0.94, False), (0.53, 0.533, True)])
+def test_what_is_good_from_the_first_epoch_on_need_not_get_better(first, last, said):
+    every = np.where(ROW % 13 == 12, first + (last - first) * ROW / STEPS, np.nan)
+    found = no_progress(run(loss=0.6 * FALLS + 0.001, test_accuracy=every))
+    assert ["learnt by heart" in f.cause for f in found] == [True] * said

@@ -141,6 +141,19 @@ def test_a_cure_has_cured_where_the_finding_is_gone_and_the_loss_is_better(verdi
     assert _line(Intervention(lr_scale=0.1), ("spike",), found, [{"spike"}, set()], verdict, "loss") == said
 
 
+def test_a_cure_of_what_follows_did_not_cure_the_main_finding():
+    """A clip over gradients that are never set to zero."""
+    cure, root = Intervention(clip="ClipByGlobalNorm(1.0)"), "gradients-accumulate"
+    line = _line(cure, ("lr-too-high",), [{root}], [{root, "lr-too-high"}], BETTER, "loss", root)
+    assert f"helped, and leaves {root}, which asks for another change (gradwatch check): lr-too-high in none" in line
+    assert "cured it" in _line(cure, ("lr-too-high",), [set()], [{root, "lr-too-high"}], BETTER, "loss", root)
+    trial = Trial("x", Intervention(), {cure: ("lr-too-high",)}, {}, "", root)
+    table = pd.DataFrame({"policy": ["none", cure.label], "loss_verdict": ["baseline", BETTER]})
+    runs = [SimpleNamespace(policy=label, findings=[Finding(root, "error", (), 0, 1)]) for label in table["policy"]]
+    notes = trial.outcome(Comparison(table, ("loss",), (), ()), runs).notes
+    assert notes[0] == f"Unchanged: {root} in 1 of 1 run, lr-too-high in none of 1 run."
+
+
 def test_a_cure_that_only_gives_the_sickness_another_name_did_not_take_it_away():
     def said(verdict, found, unchanged=({"spike", "imbalance"},)):
         line = _line(Intervention(lr_scale=0.1), ("spike",), found, unchanged, verdict, "loss")

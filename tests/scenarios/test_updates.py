@@ -133,7 +133,8 @@ def test_steps_that_are_decades_too_small(tmp_path):
     assert (finding.severity, finding.layers) == ("warning", ())
     assert (finding.first_step, finding.last_step) == (0, 99)
     assert 1e-9 < finding.evidence["update_ratio"] < 1e-6
-    assert "to about 0.0012, which would give usual steps; where the model was trained before, to about 0.00012 first." in finding.cure
+    words = "to about 0.0012, which would give usual steps; where the model was trained before, to about 0.00012 first."
+    assert words in finding.cure
 
 
 # ------------------------------------------------------------------------------------------------------ growth, norm
