@@ -273,6 +273,8 @@ def _what_it_is(path: Path) -> str:
         return "there is no such file or folder"
     if path.is_dir() and (folders := run_folders(path)):
         return f"it is a directory of runs, such as {folders[-1]}"
+    if not path.is_dir() and any(folder.parent == path.parent for folder in run_folders(path.parent)):
+        return f"it is a file; its folder {path.parent} is enough, for all runs in it"
     return f"{'it' if path.is_dir() else 'it is a file, and'} holds no run.json"
 
 
