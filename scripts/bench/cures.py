@@ -103,7 +103,8 @@ OF_STRANGERS = """\
 The advice on each sick training of `{group}`, as the rules gave it when that group was read once, was followed by one
 of three people who had written neither: to the letter, one try each, and nothing where nothing was said. They had the
 code before them to change it, and with it what its author thinks is wrong; that they were asked to leave aside. Since
-then the words of three cures were changed, for the three that helped a little (docs/measurements/advice_followed.json)."""
+then the words of three cures were changed, for the three that helped a little
+(docs/measurements/advice_followed.json)."""
 WORDS = ("helps", "a little", "nothing", "worse")
 Row = dict[str, Any]
 Results = dict[str, list[Row]]  # by training, a row for each seed
