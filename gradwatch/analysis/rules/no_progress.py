@@ -96,14 +96,11 @@ def _not_held_out(history: History, min_steps: int, running: int, share: float, 
     if not known or not all(p.is_large(0.5) for p in known):
         return []
     unseen = [went(name, worse, sign) for name, sign, _, worse in _held_out(history, least)]
+    good = (higher_is_better(p.metric, [history]) and 0.9 < p.ended <= 1 for p in unseen)  # from the first epoch on
     better = (
-        p.is_large(share)
-        or p.won > 0.2 * abs(p.first)
-        or abs(p.best - p.began) > 0.05 * abs(p.began)
-        or _is_good(history, p)
-        for p in unseen
+        p.is_large(share) or p.won > 0.2 * abs(p.first) or abs(p.best - p.began) > 0.05 * abs(p.began) for p in unseen
     )
-    if not unseen or any(better):
+    if not unseen or any(better) or any(good):
         return []
     shown, other = known[0], unseen[0]
     return finding_of(
@@ -118,11 +115,6 @@ def _not_held_out(history: History, min_steps: int, running: int, share: float, 
             alternatives=_BY_HEART,
         ),
     )
-
-
-def _is_good(history: History, shown: Progress, good: float = 0.9) -> bool:
-    """Whether what is meant to rise, to 1 at most, is above `good`: it may have begun so, after an epoch."""
-    return bool(higher_is_better(shown.metric, [history])) and good < shown.ended <= 1
 
 
 _BY_HEART = (
