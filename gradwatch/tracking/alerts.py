@@ -104,10 +104,12 @@ class Alerts:
         if self.lost_after is None or status not in ("FAILED", "KILLED", "RUNNING"):
             return []
         if status == "RUNNING":
+            latest = pulse(run)
             last, since = self._pulses.get(run_id, ("", now))
-            if last != pulse(run):
-                self._pulses[run_id] = pulse(run), now
-            if last != pulse(run) or now - since < self.lost_after:
+            if last != latest:
+                self._pulses[run_id] = latest, now
+                return []
+            if now - since < self.lost_after:
                 return []
             rule, cause = "run-silent", f"Nothing has come of it for {(now - since) / 60:.0f} minutes: "
             cause += "its process or its machine may be gone, or its courier."

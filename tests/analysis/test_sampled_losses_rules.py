@@ -23,6 +23,7 @@ from gradwatch.analysis.rules.loss_targets import (
     labels_ignored,
 )
 from gradwatch.analysis.rules.losses import scaled_losses
+from gradwatch.analysis.rules.no_progress import no_progress
 from gradwatch.analysis.rules.number_targets import targets_not_normalised, targets_out_of_range
 from gradwatch.analysis.rules.pairs import representation_collapse
 from gradwatch.analysis.rules.posterior import posterior_collapse
@@ -259,6 +260,15 @@ def test_a_reward_that_falls_and_stays_below(paid, advantage, found):
     history = run_with(advantage_std=advantage, logged=("loss", "return"))
     told = wrong_sign(changed(history, per_step={**history.per_step, "return": paid}))
     assert ["choices that bring less are made more likely" in f.cause for f in told] == [True] * found
+
+
+@pytest.mark.parametrize(("rewarded", "ended", "said"), [(1.0, 1.09, True), (1.0, 0.3, False), (0.0, 1.09, False)])
+def test_choices_that_stay_as_open_as_they_began_are_a_cause_that_nothing_is_won(rewarded, ended, said):
+    history = run_with(advantage_std=0.5, entropy_rewarded=rewarded, logged=("return", "entropy"))
+    columns = {name: column for name, column in history.per_step.items() if name != "loss"}
+    columns |= {"return": -5 + 0.1 * RNG.standard_normal(240), "entropy": np.linspace(1.1, ended, 240)}
+    (found,) = no_progress(changed(history, per_step=columns), running=100)
+    assert ("what rewards the entropy of the choices" in found.cause) == said
 
 
 @pytest.mark.parametrize("name", ["reward_mse", "return_loss", "return_std", "intrinsic_reward", "cost_return"])

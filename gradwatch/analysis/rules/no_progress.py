@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +28,7 @@ from gradwatch.analysis.rules.long_steps import lr_too_high
 from gradwatch.analysis.rules.loss_terms import outweighed
 from gradwatch.analysis.rules.open_causes import left_open, out_of_reach
 from gradwatch.analysis.rules.plateaus import begins_late, explains_nothing, finding_of, rests, stops
-from gradwatch.analysis.rules.progress import Progress, can_be_judged, progress, unmoved, went
+from gradwatch.analysis.rules.progress import Progress, can_be_judged, held_out, progress, unmoved, went
 from gradwatch.analysis.rules.sampled_losses import is_explained, own_targets_move, sampled
 from gradwatch.analysis.rules.schedule import ran_out
 from gradwatch.analysis.rules.small_updates import weak_gradients
@@ -37,7 +36,7 @@ from gradwatch.analysis.rules.standstill import at_chance, equal_odds, stands
 from gradwatch.analysis.rules.tries import LOWER, new_rate, rate_times
 from gradwatch.analysis.rules.unchanged import TAKEN_BACK
 from gradwatch.formatting import percent
-from gradwatch.history import Floats, History
+from gradwatch.history import History
 from gradwatch.storage.logged_names import HELD_OUT
 
 
@@ -95,7 +94,7 @@ def _not_held_out(history: History, min_steps: int, running: int, share: float, 
     known = [p for p in progress(history) if p.is_loss] if can_be_judged(history, min_steps, running) else []
     if not known or not all(p.is_large(0.5) for p in known):
         return []
-    unseen = [went(name, worse, sign) for name, sign, _, worse in _held_out(history, least)]
+    unseen = [went(name, worse, sign) for name, sign, _, worse in held_out(history, least)]
     good = (higher_is_better(p.metric, [history]) and 0.9 < p.ended <= 1 for p in unseen)  # from the first epoch on
     better = (
         p.is_large(share) or p.won > 0.2 * abs(p.first) or abs(p.best - p.began) > 0.05 * abs(p.began) for p in unseen
@@ -129,7 +128,7 @@ def _lost_at_once(history: History, least: int = 8, part: float = 0.5, sigmas: f
     By more than the share `part` of all that it had won, and `sigmas` times what it moves from value to value. What is
     learnt by heart makes it worse little by little.
     """
-    for name, sign, rows, worse in _held_out(history, least):
+    for name, sign, rows, worse in held_out(history, least):
         steps = np.diff(worse)
         at = 3 + int(steps[2:-2].argmax())
         before, after = float(np.median(worse[at - 3 : at])), float(np.median(worse[at:]))
@@ -138,18 +137,6 @@ def _lost_at_once(history: History, least: int = 8, part: float = 0.5, sigmas: f
         if lost > max(part * won, sigmas * usual, 0) and won > 0 and (worse[at:] > before + lost / 2).all():
             return [_lost(history, name, sign, (before, after), rows[at - 1 : at + 1])]
     return []
-
-
-def _held_out(history: History, least: int) -> Iterator[tuple[str, int, NDArray[np.intp], Floats]]:
-    """Each scalar of known direction that is measured on other data, `least` times or more: the sign that makes it
-    better when lower, the rows that have one, and the values there with that sign.
-    """
-    for name in filter(HELD_OUT.search, history.logged):
-        rises, values = higher_is_better(name, [history]), history.total(name)
-        rows = np.flatnonzero(np.isfinite(values))
-        if rises is not None and len(rows) >= least:
-            sign = -1 if rises else 1
-            yield name, sign, rows, sign * values[rows]
 
 
 def _lost(history: History, name: str, sign: int, values: tuple[float, float], rows: NDArray[np.intp]) -> Finding:

@@ -19,6 +19,7 @@ from gradwatch.analysis.rules.losses import scaled_losses, without_small_terms
 from gradwatch.analysis.rules.nonfinite_causes import (
     OF_AN_UNKNOWN_LOSS,
     of_a_vanished,
+    of_an_unknown_loss,
     of_half_weights,
     of_the_scale,
     words,
@@ -73,8 +74,10 @@ def nonfinite(
     seen = origin(history, first, int(rows[-1]) if skipped else first, bad, ends)
     if went_first == "unknown" and "first_activation" in seen.evidence and not history.run.source:
         went_first = "loss"
-    cause, cure = said or words(history, went_first, after, last, following, int(history.step[first]))
+    step = int(history.step[first])
     is_open = (went_first, after, last, said) == ("unknown", "nothing", "", None)
+    said = said or (of_an_unknown_loss(step) if is_open else None)
+    cause, cure = said or words(history, went_first, after, last, following, step)
     cure = seen.cure if seen.cure and went_first == "loss" and after == "nothing" and not said else cure
     if skipped and "weights" not in seen.evidence:
         cure = "These steps were skipped. If they keep coming: " + cure[0].lower() + cure[1:]
@@ -83,7 +86,7 @@ def nonfinite(
             rule="nonfinite",
             severity=_severity(history, rows, skipped, few, seldom),
             layers=pick(history, bad),
-            first_step=int(history.step[first]),
+            first_step=step,
             last_step=int(history.step[rows[-1]]),
             evidence={
                 "steps": len(rows),

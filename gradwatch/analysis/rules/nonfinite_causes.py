@@ -127,13 +127,6 @@ def words(history: History, went_first: str, after: str, last: str, following: s
             f"is said twice: more frames, or zero_infinity=True. {cast}Else look for such a value in the batch. "
             "SkipNonfinite() first in the chain protects the weights.",
         )
-    if went_first == "unknown" and not last:
-        return (
-            f"Nothing grew before step {step}, whose loss was not logged. {either(OF_AN_UNKNOWN_LOSS)}",
-            "Run that batch under torch.autograd.set_detect_anomaly(True), which names the operation, and look for "
-            "such a value in the batch. A loss that is logged in each step tells which of the two it is. "
-            "SkipNonfinite() first in the chain protects the weights meanwhile.",
-        )
     finite = (
         "The loss was finite and its derivative was not" if went_first == "gradient" else "A derivative is not finite"
     )
@@ -142,6 +135,16 @@ def words(history: History, went_first: str, after: str, last: str, following: s
         "branch of a where() that was not taken.",
         f"Look at the operations{where}: add an epsilon inside the root or the logarithm, or clamp its argument; "
         "torch.autograd.set_detect_anomaly(True) names the line; SkipNonfinite() protects the weights meanwhile.",
+    )
+
+
+def of_an_unknown_loss(step: int) -> tuple[str, str]:
+    """Cause and cure where all layers went at once, nothing grew before, and the loss of that step was not logged."""
+    return (
+        f"Nothing grew before step {step}, whose loss was not logged. {either(OF_AN_UNKNOWN_LOSS)}",
+        "Run that batch under torch.autograd.set_detect_anomaly(True), which names the operation, and look for "
+        "such a value in the batch. A loss that is logged in each step tells which of the two it is. "
+        "SkipNonfinite() first in the chain protects the weights meanwhile.",
     )
 
 

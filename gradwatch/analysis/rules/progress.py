@@ -6,9 +6,11 @@ Legend: T recorded steps, N logged values of a scalar.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gradwatch.analysis.final_values import lost_since
 from gradwatch.analysis.groups import higher_is_better
@@ -17,7 +19,7 @@ from gradwatch.analysis.rules.layer_facts import chance_loss
 from gradwatch.analysis.rules.losses import has_rivals, scaled_losses, training_losses
 from gradwatch.analysis.rules.once import once
 from gradwatch.history import Floats, History
-from gradwatch.storage.logged_names import is_loss
+from gradwatch.storage.logged_names import HELD_OUT, is_loss
 
 _DIVERGENCE = re.compile(r"(^|[^a-z])kld?([^a-z]|$)", re.IGNORECASE)
 
@@ -217,6 +219,18 @@ def _rises(history: History) -> bool:
     """Whether the learning rate is a fifth higher in the second half of the run."""
     rate = np.nan_to_num(rates(history)).max(axis=1)
     return middle(rate[len(rate) // 2 :]) > 1.2 * middle(rate[: len(rate) // 2])
+
+
+def held_out(history: History, least: int) -> Iterator[tuple[str, int, NDArray[np.intp], Floats]]:
+    """Each scalar of known direction that is measured on other data, `least` times or more: the sign that makes it
+    better when lower, the rows that have one, and the values there with that sign.
+    """
+    for name in filter(HELD_OUT.search, history.logged):
+        rises, values = higher_is_better(name, [history]), history.total(name)
+        rows = np.flatnonzero(np.isfinite(values))
+        if rises is not None and len(rows) >= least:
+            sign = -1 if rises else 1
+            yield name, sign, rows, sign * values[rows]
 
 
 def reaches_its_goal(history: History, share: float = 0.2) -> bool:

@@ -42,10 +42,9 @@ def ran_out(
     if (highest > 0).all() and row < share * len(rate):
         step, falls = int(history.step[row]), [int(history.step[at]) for at in cuts]
         said = f"The schedule ran out: from step {step} on the learning rate is at most {left:g} of what it was."
-        cure = (
-            f"Stretch the schedule to the length of the run, {len(history) / max(row, 1):.2g} times as long: count its "
-        )
-        cure += "steps as the scheduler is stepped, once a batch or once an epoch."
+        longer = f"{len(history) / max(row, 1):.2g} times as long"
+        cure = f"Stretch the schedule to the length of the run, {longer}: count its steps as the scheduler is "
+        cure += "stepped, once a batch or once an epoch."
         if falls:
             cut = "once, at step" if len(falls) == 1 else f"{len(falls)} times, at steps"
             said += f" It stood still, and was cut {cut} {', '.join(map(str, falls[:4]))}"

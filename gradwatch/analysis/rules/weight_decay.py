@@ -11,14 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch.analysis.final_values import quarters
-from gradwatch.analysis.groups import higher_is_better
 from gradwatch.analysis.rules.facts import is_adaptive, middle, optimizer_kind, set_rate, settings
 from gradwatch.analysis.rules.finding import Finding
 from gradwatch.analysis.rules.layer_facts import matrices, measured, pick
-from gradwatch.analysis.rules.progress import progress
+from gradwatch.analysis.rules.progress import held_out, progress
 from gradwatch.formatting import percent
 from gradwatch.history import Floats, History
-from gradwatch.storage.logged_names import HELD_OUT
 
 _ADDS_DECAY = re.compile("Adam|RAdam|NAdam|Adamax|Adagrad|RMSprop|Adadelta|SparseAdam")
 
@@ -81,12 +79,12 @@ def _holds(
     """A loss that rests above `left` of its first value under SGD, and won less than a tenth of all that it won since
     the second quarter of the run, where in the second half the decay is the `share` of the gradient, in the
     median matrix, and half of it times the squared weights `least` of the loss: there one balances the other.
-    Not where a value of other data got better.
+    Not where a value of other data got better by a tenth.
 
     Source: Krogh & Hertz 1991, A Simple Weight Decay Can Improve Generalization (in the minimum of loss and penalty
     their gradients cancel). A healthy training of the tests rests at 0.17 of its first value, by a decay of 0.17.
     """
-    if _others_got_better(history):
+    if any(worse[0] - middle(worse[-3:]) > abs(worse[0]) / 10 for *_, worse in held_out(history, least=4)):
         return []  # what it takes from the training data it may give to others
     late = slice(len(at) // 2, None)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -116,17 +114,6 @@ def _holds(
             "why; if it is what keeps other data good, leave it.",
         )
     ]
-
-
-def _others_got_better(history: History, share: float = 0.1) -> bool:
-    """Whether a value of other data, whose direction is known, ended better by the share of its first."""
-    for name in filter(HELD_OUT.search, history.logged):
-        rises, values = higher_is_better(name, [history]), history.total(name)
-        values = values[np.isfinite(values)]
-        won = middle(values[-3:]) - values[0] if len(values) > 3 else 0.0
-        if rises is not None and (won if rises else -won) > share * abs(values[0]):
-            return True
-    return False
 
 
 def _draws_more(history: History, at: NDArray[np.intp], norm: Floats, decay: float, left: float = 0.6) -> bool:
