@@ -263,6 +263,7 @@ CHARTS: dict[str, Draw] = {
     "imbalance": layer_curves("grad_norm", "gradient norm"),
     "lr-too-high": loss_curve,
     "no-progress": loss_curve,
+    "labels-do-not-fit-inputs": loss_curve,
     "negative-loss": loss_curve,
     **dict.fromkeys(("softmax-twice", "activation-on-logits", "accumulation-not-averaged"), loss_curve),
     **dict.fromkeys(("shapes-broadcast", "softmax-over-the-batch", "norm-over-too-few", "axes-mixed"), loss_curve),

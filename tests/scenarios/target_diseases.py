@@ -24,6 +24,19 @@ def rare_and_never_said(folder, sick=True, steps=200):
     return fit(folder, net, optim.Adam(net.parameters(), 0.01), loss_of, steps)
 
 
+def shuffled_apart(folder, sick=True, steps=300):
+    """Digits, and labels in an order of their own (the twin: each with its label)."""
+    net, (x, y) = mlp(), digits()
+    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(SEED[0]))
+    asked = y[order] if sick else y
+
+    def loss_of(step):
+        at = torch.randint(len(y), (128,))
+        return F.cross_entropy(net(x[at]), asked[at])
+
+    return fit(folder, net, optim.Adam(net.parameters(), 3e-3), loss_of, steps)
+
+
 def sorted_by_label(folder, sick=True, steps=200):
     """Digits in the order of their labels (the twin: in any order)."""
     net, (x, y) = mlp(), digits()

@@ -12,6 +12,7 @@ from gradwatch.analysis.rules import diagnose
     ("train", "rule", "words"),
     [
         (t.rare_and_never_said, "class-imbalance", "of the targets are of class 0, and the model says that class"),
+        (t.shuffled_apart, "labels-do-not-fit-inputs", "what is learnt is learnt by heart, example by example"),
         (t.sorted_by_label, "data-not-shuffled", "of the variance of the targets lies between the batches"),
         (t.not_shifted, "labels-not-shifted", "100 % of the targets are the token that the model is given"),
         (t.padded, "padding-in-loss", f"are the token {t.CODES.max()}, which stands at one end of the rows"),

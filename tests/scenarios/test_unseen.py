@@ -110,7 +110,6 @@ WANTED = {  # what no finding is called yet, and an expert would say
     "inputs-constant",
     "judge-fed-the-makers-gradient",
     "labels-all-one-class",
-    "labels-do-not-fit-inputs",
     "labels-longer-than-outputs",
     "labels-masked",
     "labels-mismatched",

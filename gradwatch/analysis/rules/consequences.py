@@ -86,9 +86,10 @@ _NAMED: dict[str, set[str]] = {
     "update-too-small": set(),
     "renorm-binds": set(),
     "class-imbalance": set(),
+    "labels-do-not-fit-inputs": set(),
     "logits-bounded": set(),
 }  # fmt: skip
-_OF_ALL = {"no-progress", "class-imbalance", "representation-collapse"}
+_OF_ALL = {"labels-do-not-fit-inputs", "no-progress", "class-imbalance", "representation-collapse"}
 CONSEQUENCES = {rule: (effects | _OF_ALL) - {rule} for rule, effects in _NAMED.items()}
 CONSEQUENCES["spike"] -= {"class-imbalance"}  # the rare ones are what stands out
 """What may follow from what: the rules in a set are consequences of the rule they stand under, if that began first.

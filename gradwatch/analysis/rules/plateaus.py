@@ -12,9 +12,9 @@ from gradwatch.analysis.final_values import quarters
 from gradwatch.analysis.rules.facts import middle
 from gradwatch.analysis.rules.finding import Finding, Severity, Why, either
 from gradwatch.analysis.rules.layer_facts import ends_in
-from gradwatch.analysis.rules.loss_graph import is_one_loss, number_of_classes, paths, wants_its_sigmoid
+from gradwatch.analysis.rules.loss_graph import paths, wants_its_sigmoid
 from gradwatch.analysis.rules.progress import Progress, can_be_judged, progress, reaches_its_goal, succeeds
-from gradwatch.analysis.rules.sampled_losses import ended, sampled
+from gradwatch.analysis.rules.sampled_losses import LEAST_SAMPLES, ended, of_what, share_explained
 from gradwatch.analysis.rules.standstill import equal_odds, left_odds, rests_since
 from gradwatch.analysis.rules.weight_decay import taken_by_decay
 from gradwatch.formatting import percent
@@ -151,20 +151,16 @@ def explains_nothing(
     running: int,
     late: float = 0.03,
     ever: float = 0.05,
-    soft: float = 0.05,
     still: float = 0.03,
 ) -> list[Finding]:
     """The outputs tell nothing of the targets, whatever the loss did: to know their mean is as good.
 
     The share of the targets' variance that is explained, or of the entropy of their classes, is below `late` in the
-    last quarter of the samples, by the median, and at its third highest below `ever`. Of a loss that is one of torch's
-    own and nothing else, on batches of eight targets or more, four for each class, none of them probabilities (`soft`);
-    not where it fell by the share `still` since the quarter of the run before: then it may come yet.
+    last quarter of the samples, by the median, and at its third highest below `ever` (`share_explained`). Not where the
+    loss fell by the share `still` since the quarter of the run before: then it may come yet.
     """
-    step, share, targets = sampled(history, "explained", "targets")
-    between = sampled(history, "target_soft")[1]
-    least = max(8, 4 * (number_of_classes(history) or 1))
-    if len(step) < 8 or np.median(targets) < least or (between > soft).any() or not is_one_loss(history):
+    share = share_explained(history)
+    if len(share) < LEAST_SAMPLES:
         return []
     rest, best = ended(share), float(np.sort(share)[-3])
     losses = [p for p in progress(history) if p.is_loss] if can_be_judged(history, min_steps, running) else []
@@ -174,11 +170,10 @@ def explains_nothing(
     *_, before, last = quarters(history, shown.metric)
     if last < (1 - still) * before:
         return []
-    classes = len(sampled(history, "predicted_right")[0]) > 0
-    of = "entropy of the classes" if classes else "variance of the numbers"
+    of, constant = of_what(history)
     why = Why(
         f"The outputs explain {percent(max(rest, 0.0))} of the {of} that are asked for: "
-        f"{'how frequent each class is' if classes else 'their mean'} would do as well. {shown.metric} went from "
+        f"{constant} would do as well. {shown.metric} went from "
         f"{shown.first:.4g} to {shown.ended:.4g}. {either(_AT_A_FLOOR[0])}",
         _AT_A_FLOOR[1],
         {"explained": rest, "explained_at_best": best},

@@ -21,6 +21,7 @@ from gradwatch.analysis.rules.attention import attention_collapsed, attention_lo
 from gradwatch.analysis.rules.axes_mixed import axes_mixed
 from gradwatch.analysis.rules.bounded_logits import logits_bounded
 from gradwatch.analysis.rules.broadcast import shapes_broadcast
+from gradwatch.analysis.rules.by_heart import labels_do_not_fit_inputs
 from gradwatch.analysis.rules.clipping import (
     clip_before_unscale,
     clip_inert,
@@ -91,7 +92,7 @@ RULES: tuple[Rule, ...] = (
     nonfinite, exploding, vanishing, dead_layer, no_gradient, not_in_optimizer, imbalance, scaled_gradients,
     gradients_accumulate, noise_dominated, weights_unchanged, update_too_large, update_too_small, below_epsilon,
     generator_starves, weight_growth, weights_shrink, renorm_binds, spike, lr_too_high, softmax_twice, no_progress,
-    activation_on_logits, accumulation_not_averaged,
+    labels_do_not_fit_inputs, activation_on_logits, accumulation_not_averaged,
     bad_initialisation, shapes_broadcast, softmax_over_the_batch, norm_over_too_few, axes_mixed, dropout_too_strong,
     weight_decay_too_strong,
     labels_not_shifted, targets_out_of_range, padding_in_loss, targets_not_normalised, data_not_shuffled,
@@ -118,6 +119,7 @@ SIGNS, SIGN_STEPS = (
 )
 """What may be seen of each of these up to so many steps before itself: it stands under it all the same."""
 _OF_THE_RUN = {
+    "labels-do-not-fit-inputs",
     "no-progress",
     "noise-dominated",
     "update-too-small",

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gradwatch.analysis.groups import higher_is_better
+from gradwatch.analysis.rules.loss_graph import is_one_loss, number_of_classes
 from gradwatch.history import Bools, Floats, History
 from gradwatch.storage.logged_names import is_loss, is_reward
 from gradwatch.table import IN_LOSS
@@ -65,6 +66,26 @@ def are_left_out(dropped: Floats, least: int = 5) -> bool:
 def ended(values: Floats) -> float:
     """Where a number came to, `[S]`: the median of the last quarter of its samples."""
     return float(np.median(values[-max(3, len(values) // 4) :]))
+
+
+def share_explained(history: History, soft: float = 0.05) -> Floats:
+    """The share of the targets' variance that is explained in each sample, `[S]`, or of the entropy of their classes.
+
+    None of it where that says little: batches of less than eight targets, or four for each class; probabilities for
+    targets (`soft`); a loss that is more than one of torch's own.
+    """
+    _, share, targets = sampled(history, "explained", "targets")
+    least = max(8, 4 * (number_of_classes(history) or 1))
+    between = sampled(history, "target_soft")[1]
+    few = not len(share) or np.median(targets) < least
+    return share[:0] if few or (between > soft).any() or not is_one_loss(history) else share
+
+
+def of_what(history: History) -> tuple[str, str]:
+    """What a share of the targets is one of, and what would explain none of it, in words."""
+    if len(sampled(history, "predicted_right")[0]):
+        return "entropy of the classes", "how frequent each class is"
+    return "variance of the numbers", "their mean"
 
 
 def entropy_of_two(share: float) -> float:

@@ -1,0 +1,78 @@
+"""Targets that are told from their inputs only by heart, one by one.
+
+Legend: T recorded steps, S sampled steps.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gradwatch.analysis.clips import incoming
+from gradwatch.analysis.rules.facts import USUAL_RATIO, is_adaptive, middle
+from gradwatch.analysis.rules.finding import Finding, either
+from gradwatch.analysis.rules.layer_facts import largest_ratio
+from gradwatch.analysis.rules.progress import can_be_judged, reaches_its_goal
+from gradwatch.analysis.rules.sampled_losses import LEAST_SAMPLES, ended, of_what, share_explained
+from gradwatch.formatting import percent
+from gradwatch.history import History
+
+
+def labels_do_not_fit_inputs(
+    history: History,
+    min_steps: int = 150,
+    running: int = 500,
+    nothing: float = 0.05,
+    little: float = 0.6,
+    grows: float = 1.25,
+    wild: float = 0.5,
+) -> list[Finding]:
+    """The outputs told nothing of the targets for half of the run and little since, and the gradient grew meanwhile.
+
+    The share of the targets' variance that is explained, or of the entropy of their classes (`share_explained`), is
+    below `nothing` in the first half of the samples, by the median, and never below -`wild`; and below `little` in the
+    last quarter. The joint norm of the gradient, by the medians of fifths of the run, ended at `grows` times its first
+    or more, next to its highest; and the steps are of a usual size. What examples have in common is learnt soon, and
+    its gradient fades; what each asks for by itself pulls another way in each batch, ever harder.
+    Source: Zhang et al. (2017), arXiv:1611.03530: labels that are drawn by lot are learnt too, only later; Chatterjee
+    (2020), arXiv:2002.10657: their gradients do not add up over the examples.
+    """
+    share = share_explained(history)
+    if len(share) < LEAST_SAMPLES + 2 or not can_be_judged(history, min_steps, running) or reaches_its_goal(history):
+        return []
+    early, last = share[: len(share) // 2], ended(share)
+    if not np.median(early) < nothing or not -nothing < last < little or early.min() < -wild:
+        return []
+    norms = [middle(part) for part in np.array_split(incoming(history), 5)]
+    usual, moves = USUAL_RATIO[is_adaptive(history)], largest_ratio(history)
+    if not max(grows * norms[0], 0.9 * max(norms)) < norms[-1] or not usual / 3 < moves < 5 * usual:
+        return []
+    of, constant = of_what(history)
+    return [
+        Finding(
+            "labels-do-not-fit-inputs",
+            "warning",
+            (),
+            int(history.step[0]),
+            int(history.step[-1]),
+            {
+                "explained_first_half": float(np.median(early)),
+                "explained": last,
+                "gradient_grew": norms[-1] / norms[0],
+                "update_ratio": moves,
+            },
+            f"For the first half of the run the outputs explained {percent(max(float(np.median(early)), 0.0))} of the "
+            f"{of} that are asked for, and {percent(max(last, 0.0))} in the end (to know {constant} explains none of "
+            f"it), by steps of a usual size; and the gradient grew to {norms[-1] / norms[0]:.3g} times its first: what "
+            f"is learnt is learnt by heart, example by example. {either(_APART)}",
+            "Look at ten examples as the loss is given them, each input beside its target: behind the shuffling, the "
+            "augmentation and what puts batches together. If they belong together, measure the loss on other data: "
+            "if it falls there, train longer.",
+            alternatives=_APART,
+        )
+    ]
+
+
+_APART = (
+    "inputs and targets are not of the same examples, or an augmentation changes what is asked for and the target not",
+    "what joins them is hard to find, and the run short for it",
+)
