@@ -85,6 +85,7 @@ WANTED = {  # what no finding is called yet, and an expert would say
     "entropy-target-out-of-reach",
     "entropy-too-strong",
     "entropy-wrong-sign",
+    "epoch-schedule-stepped-per-batch",
     "epsilon-underflows",
     "error-clamped",
     "features-not-normalised",
@@ -211,6 +212,7 @@ WANTED = {  # what no finding is called yet, and an expert would say
     "positions-missing",
     "posterior-collapsed",
     "precision-too-low",
+    "pretrained-weights-lost",
     "probabilities-not-logs",
     "rare-term",
     "rate-below-zero",
@@ -223,6 +225,8 @@ WANTED = {  # what no finding is called yet, and an expert would say
     "read-after-padding",
     "relu-on-the-output",
     "relu-under-a-derivative",
+    "returns-in-the-wrong-direction",
+    "returns-of-the-past",
     "returns-of-the-whole-episode",
     "rewards-not-normalised",
     "rewards-unscaled",
@@ -303,14 +307,14 @@ WANTED = {  # what no finding is called yet, and an expert would say
 @pytest.mark.slow
 @pytest.mark.parametrize("training", [SICK[name] for name in sorted(SICK)[2::512]], ids=label)
 def test_a_sick_training_is_clearly_worse_than_its_cured_twin(training, tmp_path):
-    assert fault(training, tmp_path) is None
+    assert fault(training, tmp_path, slack=0.5) is None
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the watched optimizers do not step together")  # a late actor does not
 @pytest.mark.parametrize("training", [HEALTHY[name] for name in sorted(HEALTHY)[2::512]], ids=label)
 def test_a_healthy_training_learns(training, tmp_path):
-    assert fault(training, tmp_path) is None
+    assert fault(training, tmp_path, slack=0.5) is None
 
 
 ALARMED_ONCE = (  # by rules that had not seen them
@@ -341,9 +345,9 @@ def test_the_groups_are_disjoint_and_whole_and_two_of_one_size():
         assert len(groups["blind"]) >= 24
         assert len(groups["fresh"]) == 28
         assert [len(groups[name]) for name in UNNAMED[2:]] == [30] * 5 + (
-            [30, 30, 40, 0, *[36] * 21, 35, 36, 35, 36, 36, 36, 36, 36, 36, 36]
+            [30, 30, 40, 0, *[36] * 21, 35, 36, 35, 36, 36, 36, 36, 36, 36, 36, 36]
             if of is SICK
-            else [50, 50, 50, 26, 50, 40, 36, 50, 50, *[60] * 18, 59, 63, 60, 60, 60, 60, 60, 60]
+            else [50, 50, 50, 26, 50, 40, 36, 50, 50, *[60] * 18, 59, 63, 60, 60, 60, 60, 60, 60, 60]
         )
 
 
