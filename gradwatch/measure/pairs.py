@@ -24,12 +24,12 @@ NEAREST = 12  # operations below a cross-entropy in which the products stand: a 
 def seen(nodes: Iterable[Node]) -> dict[str, Tensor]:
     """Numbers, 0-d, of the first of each kind among the nodes from a loss to the first weights.
 
-    `pairs_alike`: of examples that a cross-entropy asks for the one at their own place, `[0, 1, ..., N - 1]`, among
-    the products of `[N, D]` embeddings with as many others, the share whose two embeddings are the same numbers. With
-    both views of a batch in one (SimCLR) no example is at its own place. `embeddings_alike`: of embeddings `[N, D]`
-    that are divided by their length, the square of the length of their mean: 1 where all point one way.
-    `margins_alike`: of the `[N]` that are left of margins, clamped at 0, the square of their mean over their mean
-    square: 1 where all lack the same. Source: Wang & Isola, arXiv:2005.10242 (alignment without uniformity).
+    `pairs_alike`: of examples that a cross-entropy asks for one among as many others, by the products of their `[N, D]`
+    embeddings, the share whose embedding and that of the one that is asked for are the same numbers.
+    `embeddings_alike`: of embeddings `[N, D]` that are divided by their length, the square of the length of their mean:
+    1 where all point one way. `margins_alike`: of the `[N]` that are left of margins, clamped at 0, the square of their
+    mean over their mean square: 1 where all lack the same.
+    Source: Wang & Isola, arXiv:2005.10242 (alignment without uniformity).
     """
     nodes, found = [*nodes], {}
     for kind, look in _KINDS.items():
@@ -99,9 +99,9 @@ def same_size(left: Tensor) -> Tensor:
 
 @without_autograd
 def alike(target: Tensor, one: Tensor, other: Tensor) -> Tensor:
-    """Of classes `[N]` and embeddings `[N, D]`, twice."""
-    at_their_own = target == torch.arange(len(target), device=target.device)
-    return ((one == other).all(dim=1) & at_their_own).float().mean()
+    """Of the places `[N]` of what is asked for, and embeddings `[N, D]`, twice."""
+    asked = other[target.clamp(0, len(other) - 1)]
+    return ((one == asked).all(dim=1) & (target >= 0)).float().mean()
 
 
 def _tables(loss: Node) -> Iterator[tuple[Tensor, Tensor, Tensor]]:

@@ -9,6 +9,7 @@ from make_run import changed, make_history
 from gradwatch.analysis.rules.activations import dead_units, saturated
 from gradwatch.analysis.rules.advantages import returns_not_normalised, values_overestimated
 from gradwatch.analysis.rules.bounded_logits import logits_bounded
+from gradwatch.analysis.rules.by_heart import labels_do_not_fit_inputs
 from gradwatch.analysis.rules.codebook import codebook_collapse
 from gradwatch.analysis.rules.dead_layers import dead_layer
 from gradwatch.analysis.rules.double_clip import double_clip
@@ -129,7 +130,8 @@ def test_a_class_that_the_loss_leaves_out(differs, found):
         ({"cross_entropy": 0.2}, 0),
         ({"target_top_share": 1 / 64}, 0),  # rows that are told from each other
         (ROWS, 1),  # by cosines that nothing divides
-        ({**ROWS, "predicted_right": 0.8}, 0),
+        ({**ROWS, "predicted_right": 0.8, "cross_entropy": 2.6}, 0),
+        ({**ROWS, "predicted_right": 0.93, "cross_entropy": 3.3}, 1),  # far above what it might be
         ({**ROWS, "logit_range_most": 3.9, "logit_range": 3.7}, 0),  # by 0.5
         ({**ROWS, "logit_range_most": 0.14, "logit_range": 0.13}, 1),  # that a temperature multiplies
         ({**ROWS, "logit_range_most": 0.14, "logit_range": 0.13, "predicted_right": 1 / 64}, 0),  # nothing was learnt
@@ -269,6 +271,47 @@ def test_choices_that_stay_as_open_as_they_began_are_a_cause_that_nothing_is_won
     columns |= {"return": -5 + 0.1 * RNG.standard_normal(240), "entropy": np.linspace(1.1, ended, 240)}
     (found,) = no_progress(changed(history, per_step=columns), running=100)
     assert ("what rewards the entropy of the choices" in found.cause) == said
+
+
+@pytest.mark.parametrize(("ended", "said"), [(0.01, True), (0.3, False)])
+def test_choices_that_became_certain_are_a_cause_that_nothing_is_won(ended, said):
+    history = run_with(advantage_std=0.5, logged=("return", "entropy"))
+    columns = {name: column for name, column in history.per_step.items() if name != "loss"}
+    paid = np.full(240, 0.5)
+    paid[20:60] += 0.01  # and no noise, by the median: nearly always the same is chosen
+    columns |= {"return": paid, "entropy": np.geomspace(1.1, ended, 240)}
+    (found,) = no_progress(changed(history, per_step=columns), running=100)
+    assert ("the choices became certain before they were good" in found.cause) == said
+
+
+SHUFFLED = {"explained": np.linspace(-0.03, 0.1, SAMPLES), "targets": 64.0, "target_soft": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("differs", "norms", "found"),
+    [
+        ({}, (1.0, 2.0), 1),
+        ({"moves": 1e-3}, (1.0, 2.0), 0),  # small steps explain it
+        ({}, (2.0, 1.0), 0),  # it fades: what examples have in common
+        ({}, (1.0, 1.1), 0),
+        ({"explained": np.linspace(-0.03, 0.9, SAMPLES)}, (1.0, 2.0), 0),
+        ({"explained": np.r_[-3, np.zeros(SAMPLES - 1)]}, (1.0, 2.0), 0),  # outputs that began far out
+        ({"explained": np.r_[np.zeros(SAMPLES // 2), np.full(SAMPLES - SAMPLES // 2, 0.95)]}, (1.0, 2.0), 0),
+        ({"targets": 4.0}, (1.0, 2.0), 0),
+        ({"target_soft": 0.3}, (1.0, 2.0), 0),
+    ],
+)
+def test_targets_that_are_learnt_by_heart_are_told_from_those_that_are_learnt(differs, norms, found):
+    differs = dict(differs)
+    moves = differs.pop("moves", 0.04)
+    history = run_with(
+        np.linspace(1, 0.9, 240), graph=path("MseLoss Addmm"), logged=("loss",), **{**SHUFFLED, **differs}
+    )
+    columns = {**history.per_step, "grad_norm": np.linspace(*norms, 240)}
+    ratio = history.layer("update_ratio")
+    layers = {**history.per_layer, "update_ratio": np.where(np.isnan(ratio), ratio, moves).astype(np.float32)}
+    history = changed(history, per_step=columns, per_layer=layers)
+    assert len(labels_do_not_fit_inputs(history, running=150)) == found
 
 
 @pytest.mark.parametrize("name", ["reward_mse", "return_loss", "return_std", "intrinsic_reward", "cost_return"])

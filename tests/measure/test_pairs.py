@@ -43,11 +43,21 @@ def test_of_some_that_are_one_the_share_is_told():
     }
 
 
-def test_both_views_of_a_batch_in_one_tensor_are_no_pairs_of_their_own():
+@pytest.mark.parametrize(("second", "share"), [(OTHER, 0.0), (ONE, 1.0)])
+@pytest.mark.parametrize("in_place", [False, True])
+def test_both_views_of_a_batch_may_stand_in_one_tensor(second, share, in_place):
     """SimCLR: the place of each is that of its other view."""
-    both = embedded(torch.cat([ONE, OTHER]))
-    table = (both @ both.T).masked_fill(torch.eye(2 * N, dtype=torch.bool), -1e9)
-    assert found(F.cross_entropy(table, (torch.arange(2 * N) + N) % (2 * N))) == {f"{IN_LOSS}pairs_alike": 0.0}
+    both = embedded(torch.cat([ONE, second]))
+    table = both @ both.T
+    eye = torch.eye(2 * N, dtype=torch.bool)
+    table = table.fill_diagonal_(-1e9) if in_place else table.masked_fill(eye, -1e9)
+    assert found(F.cross_entropy(table, (torch.arange(2 * N) + N) % (2 * N))) == {f"{IN_LOSS}pairs_alike": share}
+
+
+def test_targets_that_the_loss_ignores_are_no_pairs():
+    ignored = torch.where(PLACES < 3, -100, PLACES)
+    loss = F.cross_entropy(embedded(ONE) @ embedded(ONE).T, ignored)
+    assert found(loss) == {f"{IN_LOSS}pairs_alike": pytest.approx(0.75)}
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """The sign that an entropy has in a loss, however both are written."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -47,6 +49,16 @@ def test_a_bonus_is_told_from_a_penalty(entropy, loss):
 def test_of_a_loss_without_an_entropy_nothing_is_told():
     assert seen(F.cross_entropy(NET(X), torch.arange(8) % 3).grad_fn) == {}
     assert seen(NET(X).exp().mean().grad_fn) == {}
+
+
+def test_an_entropy_that_is_averaged_with_a_mask_is_told_apart_too():
+    rest, mask = NET(X).square().mean(), (torch.arange(8) < 5).float()
+    log_p = NET(X).log_softmax(-1)
+    entropy = (-(log_p.exp() * log_p).sum(-1) * mask).sum() / mask.sum()
+    assert seen((rest - 0.01 * entropy).grad_fn) == {f"{IN_LOSS}entropy_rewarded": 1.0}
+    assert seen((rest + 0.01 * entropy).grad_fn) == {f"{IN_LOSS}entropy_rewarded": 0.0}
+    both_ways = (log_p.exp() * log_p).sum(-1) * (mask - 0.5)
+    assert math.isnan(seen((rest + both_ways.mean()).grad_fn)[f"{IN_LOSS}entropy_rewarded"])
 
 
 @pytest.mark.parametrize("weight", [0, 0.0, -0.0])

@@ -135,12 +135,15 @@ FLAT = np.full(200, 2.0) + 0.01 * np.random.default_rng(0).standard_normal(200)
         (1e6, 9e5, np.full(200, np.nan), False),  # nothing is known
     ],
 )
-def test_each_of_its_conditions(frozen, drawn, loss, said):
-    history = make_history(200, clip=None, logged=("loss",))
+@pytest.mark.parametrize("logged", [("loss",), ("loss", "accuracy")])  # which doubles soon from chance
+def test_each_of_its_conditions(frozen, drawn, loss, said, logged):
+    history = make_history(200, clip=None, logged=logged)
     first = {
         "frozen_elements": np.r_[frozen, np.full(199, np.nan)],
         "frozen_as_drawn": np.r_[drawn, np.full(199, np.nan)],
     }
     history = replace(history, run=replace(history.run, status="FINISHED"))
     history = changed(history, per_step={**history.per_step, **first, "loss": loss})
+    if "accuracy" in logged and not np.isnan(loss).any():
+        history = changed(history, per_step={**history.per_step, "accuracy": np.linspace(0.1, 0.2, 200)})
     assert [f.evidence["missing"] for f in no_gradient(history)] == ["training"] * said

@@ -23,6 +23,7 @@ def logits_bounded(
     multiplied: float = 0.5,
     still: float = 1.15,
     piled: float = 0.6,
+    sure: float = 1.5,
     min_samples: int = 8,
     min_steps: int = 100,
 ) -> list[Finding]:
@@ -35,8 +36,8 @@ def logits_bounded(
     often would have, and more than that by `unsure` nats. Such a model has the entropy of being right, and at most
     log(C - 1) for each of the others. Of targets that name each class once (rows that are told from each other, whose
     temperature is chosen) only logits that end `cosines` apart are judged, as those of cosines do that nothing divides:
-    of them most are not right; or less than `multiplied` apart, as those do that a temperature multiplies. Not judged:
-    parts that train against each other.
+    of them most are not right, or the loss is `sure` nats above such a model's; or less than `multiplied` apart, as
+    those do that a temperature multiplies. Not judged: parts that train against each other.
     Source: the definition of cross-entropy; Wang et al., arXiv:1704.06369, proposition 2 (the least loss that cosines
     can have); Guo et al., arXiv:1706.04599, section 2, on confidence.
     """
@@ -51,7 +52,9 @@ def logits_bounded(
     rests = 1 / still < widest / most[before].max() < still and np.median(usual[late]) > piled * widest
     is_unsure = ended > times * calibrated and ended - calibrated > unsure
     if np.median(share * targets) < 1.5:
-        is_unsure = cosines[0] < widest < cosines[1] and float(np.median(right[late])) < 0.5
+        is_unsure = cosines[0] < widest < cosines[1] and (
+            float(np.median(right[late])) < 0.5 or ended - calibrated > sure
+        )
         is_unsure |= widest < multiplied and float(np.median(right[late])) > 4 / classes
     if not (rests and least > held * ended and is_unsure):
         return []

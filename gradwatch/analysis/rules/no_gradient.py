@@ -116,6 +116,7 @@ def _at_rest(history: History, large: float = 0.2, min_steps: int = 100, running
     frozen, drawn = (float(history.total(name)[:1].sum()) for name in ("frozen_elements", "frozen_as_drawn"))
     trained = float(numel(history).sum())
     known = progress(history) if can_be_judged(history, min_steps, running) else []
+    known = [p for p in known if p.is_loss] or known  # an accuracy doubles soon that begins at chance
     if not drawn > max(frozen / 2, trained) or not known or any(p.is_large(large) for p in known):
         return []
     sizes: dict[str, float | str] = {"frozen": frozen, "as_drawn": drawn, "trained": trained, "missing": "training"}

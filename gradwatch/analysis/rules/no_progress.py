@@ -164,7 +164,9 @@ _OF_A_LOSS = (
 )
 
 
-def _not_its_goal(history: History, min_steps: int, running: int, good: float = 0.9) -> list[Finding]:
+def _not_its_goal(
+    history: History, min_steps: int, running: int, good: float = 0.9, hardly: float = 0.05
+) -> list[Finding]:
     """What is meant to rise never did, an accuracy or a return, whatever the training losses do.
 
     Of the training data, and not above `good` from the start; nor where values are learnt from the model's own and
@@ -179,7 +181,7 @@ def _not_its_goal(history: History, min_steps: int, running: int, good: float = 
         middle(values[np.isfinite(values)][:5]) for values in (history.total(p.metric) for p in goals)
     ]  # it may fall
     better = [
-        p.is_real() or p.began > good or p.best - max(p.began, at) > 2 * p.noise
+        p.is_real() or p.began > good or p.best - max(p.began, at) > max(2 * p.noise, hardly * abs(p.began))
         for p, at in zip(goals, begun, strict=True)
     ]
     if not goals or any(better) or not all(p.is_real() for p in losses):
@@ -193,7 +195,7 @@ def _not_its_goal(history: History, min_steps: int, running: int, good: float = 
         outweighs = outweighed(history, loss, terms)
     if outweighs:
         return finding_of(history, shown, outweighs._replace(cause=f"{falls}{shown.in_words}. {outweighs.cause}"))
-    causes = _BESIDE_IT if losses else (_OPEN, *_AGAINST_IT) if _stays_open(history) else _AGAINST_IT
+    causes = _BESIDE_IT if losses else (*_by_its_entropy(history), *_AGAINST_IT)
     why = Why(
         f"{falls}{shown.in_words}. {either(causes)}",
         "Look at what the model gives out: if it is alike for all inputs, at these and at the last layer; if not, at "
@@ -219,16 +221,21 @@ _ONE_SIDED = re.compile(
 )
 
 
-def _stays_open(history: History, near: float = 0.05) -> bool:
-    """Whether an entropy that is logged and rewarded is to the end within `near` of where it began, no lower."""
+def _by_its_entropy(history: History, near: float = 0.05, closed: float = 0.1) -> tuple[str, ...]:
+    """What an entropy of choices that is logged shows: one that is rewarded is to the end within `near` of where it
+    began, no lower; or it came below the share `closed` of that.
+    """
     values = next((history.total(name) for name in history.logged if "entropy" in name.lower()), np.empty(0))
     values = values[np.isfinite(values)]
-    rewarded = sampled(history, "entropy_rewarded")[1]
-    if len(values) < 20 or not len(rewarded) or not rewarded.all():
-        return False
-    return bool(middle(values[-5:]) > (1 - near) * middle(values[:5]) > 0)
+    if len(values) < 20:
+        return ()
+    rewarded, began, last = sampled(history, "entropy_rewarded")[1], middle(values[:5]), middle(values[-5:])
+    if len(rewarded) and rewarded.all() and last > (1 - near) * began > 0:
+        return (_OPEN,)
+    return (_CLOSED,) if 0 <= last < closed * began else ()
 
 
+_CLOSED = "the choices became certain before they were good (their entropy is gone), and nothing else is tried since"
 _OPEN = "what rewards the entropy of the choices outweighs what they bring (it is as high in the end as at first)"
 _AGAINST_IT = (
     "the loss does not ask for it (its sign, what is detached, its baseline)",
