@@ -151,21 +151,21 @@ def _spans(text: str) -> list[tuple[str, bool]]:
     return found
 
 
-def _finding(finding: Finding, history: History, page: Page) -> dict[str, Any]:
-    """What the template needs of a finding: its words, its chart, and what follows from it."""
+def _finding(finding: Finding, history: History, page: Page, follows: bool = False) -> dict[str, Any]:
+    """What the template needs of a finding: its words, its chart, and what `follows` from it, which has no cure."""
     chart = finding_chart(history, finding)
     return {
         "severity": finding.severity,
         "summary": finding.summary,
         "where": where_text(finding),
-        "cause": _spans(finding.cause),
-        "cure": _spans(finding.cure),
-        "code": arguments(finding.cure),
+        "cause": [] if follows else _spans(finding.cause),
+        "cure": [] if follows else _spans(finding.cure),
+        "code": [] if follows else arguments(finding.cure),
         "evidence": evidence_cells(finding),
         "rule": finding.rule,
         "page": page_html(finding.rule),
         "chart": page.add([chart]) if chart else [],
-        "consequences": [_finding(other, history, page) for other in finding.consequences],
+        "consequences": [_finding(other, history, page, follows=True) for other in finding.consequences],
     }
 
 

@@ -78,7 +78,7 @@ def _figure(chart: Chart) -> Figure:
 def finding_html(finding: Finding) -> str:
     """What, why and what to do; then what follows from it."""
     said = "".join(f"<br>{escape(text)}" for text in (finding.cause, finding.cure) if text)
-    below = "".join(f"<li>{finding_html(other)}</li>" for other in finding.consequences)
+    below = "".join(f"<li>{escape(f'{other.severity}: {other.summary}')}</li>" for other in finding.consequences)
     head = f"<b>{escape(f'{finding.severity}: {finding.summary}')}</b>"
     return f"<div>{head}{said}{below and f'<ul>{below}</ul>'}</div>"
 

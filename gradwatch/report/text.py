@@ -24,10 +24,10 @@ from gradwatch.report.wording import (
     facts,
     finding_lines,
     layer_note,
+    said_of,
     started,
     suggestion_lines,
     what_if_cells,
-    where_text,
 )
 from gradwatch.sanitize import formula_free, markdown, plain, printable, terminal
 
@@ -191,12 +191,14 @@ def _plain_comparison(frame: pd.DataFrame, winners: Sequence[Winner], notes: Seq
     return {"comparison": frame.to_dict("records"), "winners": [asdict(one) for one in winners], "notes": notes}
 
 
-def _md_finding(finding: Finding, indent: str = "") -> list[str]:
+def _md_finding(finding: Finding) -> list[str]:
     """A finding as a list item, what follows from it as items below."""
-    said = [where_text(finding), evidence_text(finding), finding.cause, finding.cure]
-    lines = [f"{indent}- **{finding.severity}: {markdown(finding.summary)}**"]
-    lines += [f"{indent}  - {markdown(line)}" for line in said if line]
-    return lines + [line for other in finding.consequences for line in _md_finding(other, indent + "  ")]
+    lines = [f"- **{finding.severity}: {markdown(finding.summary)}**"]
+    lines += [f"  - {markdown(line)}" for line in said_of(finding) if line]
+    return lines + [
+        f"  - {other.severity}: {markdown(other.summary)} ({markdown(evidence_text(other))})"
+        for other in finding.consequences
+    ]
 
 
 def _md_table(headers: list[str], rows: Rows) -> list[str]:

@@ -57,20 +57,26 @@ def evidence_text(finding: Finding) -> str:
     return " · ".join(f"{word}: {value}" for word, value in evidence_cells(finding))
 
 
-def finding_lines(finding: Finding, indent: str = "") -> Iterator[str]:
+def finding_lines(finding: Finding) -> Iterator[str]:
     """A finding as lines of text: what, where, the numbers, why, what to do; then what follows from it, indented; and
     the address of the page about it.
+
+    What follows from it is said without a cure: it goes with its root, whose cure is the one to try.
     """
-    yield f"{indent}{finding.severity}: {finding.summary}"
-    for line in (where_text(finding), evidence_text(finding), finding.cause, finding.cure):
-        if line:
-            yield f"{indent}  {line}"
+    yield f"{finding.severity}: {finding.summary}"
+    yield from (f"  {line}" for line in said_of(finding) if line)
     if finding.consequences:
-        yield f"{indent}  What follows from it:"
-    for consequence in finding.consequences:
-        yield from finding_lines(consequence, indent + "    ")
-    if not indent and address(finding.rule):
+        yield "  What follows from it:"
+    for other in finding.consequences:
+        yield f"    {other.severity}: {other.summary}"
+        yield f"      {evidence_text(other)}"
+    if address(finding.rule):
         yield f"  More: {address(finding.rule)}"
+
+
+def said_of(finding: Finding) -> tuple[str, ...]:
+    """Where, the numbers, why, what to do: each a line, or empty."""
+    return where_text(finding), evidence_text(finding), finding.cause, finding.cure
 
 
 def code_spans(text: str) -> list[tuple[str, bool]]:
