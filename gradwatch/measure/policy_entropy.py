@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from gradwatch.measure.autograd import without_autograd
 from gradwatch.measure.graph_nodes import Node, children, name_of, through
 from gradwatch.measure.graph_signs import sign_of_all, terms
+from gradwatch.measure.graph_values import MOST_ROWS, kept
 from gradwatch.table import IN_LOSS
 
 _CLAMPS = ("Clamp", "ClampMin", "ClampMax")
@@ -18,13 +21,25 @@ _PROBABILITIES, _LOGARITHMS = ("Softmax", "SafeSoftmax", "Exp", "Div"), ("LogSof
 def seen(loss: Node) -> dict[str, Tensor | float]:
     """`entropy_rewarded`: 1 where the loss falls as the entropy rises, 0 where it rises with it.
 
-    Also of one that is averaged with a mask; NaN where a factor has elements of both signs. Nothing of a loss without
-    an entropy.
+    Also of one that is averaged with a mask; NaN where a factor has elements of both signs. `choice_entropy`: how large
+    it is, by the mean over the rows, as a share of that of equal odds. Nothing of a loss without an entropy.
     """
-    sign = next((sign for node, sign in terms(loss, sign_of_all) if _is_p_log_p(node)), None)
-    if isinstance(sign, Tensor):
-        return {f"{IN_LOSS}entropy_rewarded": torch.where(sign == 0, torch.nan, (sign > 0).float())}
-    return {} if sign is None else {f"{IN_LOSS}entropy_rewarded": float(sign > 0)}
+    met = next(((node, sign) for node, sign in terms(loss, sign_of_all) if _is_p_log_p(node)), None)
+    if met is None:
+        return {}
+    node, sign = met
+    known = torch.where(sign == 0, torch.nan, (sign > 0).float()) if isinstance(sign, Tensor) else float(sign > 0)
+    return {f"{IN_LOSS}entropy_rewarded": known, **_size(node)}
+
+
+def _size(product: Node) -> dict[str, Tensor | float]:
+    one, other = kept(product, "self"), kept(product, "other")
+    if one is None or other is None or one.shape != other.shape or one.dim() == 0 or one.shape[-1] < 2:
+        return {}
+    p, log_p = (factor.reshape(-1, one.shape[-1]) for factor in (one, other))
+    few = slice(None, None, -(-len(p) // MOST_ROWS))
+    entropy = -(p[few].float() * log_p[few].float()).nan_to_num().sum(-1).mean()  # 0 * -inf: a choice that is ruled out
+    return {f"{IN_LOSS}choice_entropy": entropy / math.log(p.shape[-1])}
 
 
 def _is_p_log_p(node: Node) -> bool:

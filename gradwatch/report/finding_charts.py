@@ -264,6 +264,7 @@ CHARTS: dict[str, Draw] = {
     "lr-too-high": loss_curve,
     "no-progress": loss_curve,
     "labels-do-not-fit-inputs": loss_curve,
+    **dict.fromkeys(("entropy-too-strong", "loss-terms-unbalanced"), loss_curve),
     "negative-loss": loss_curve,
     **dict.fromkeys(("softmax-twice", "activation-on-logits", "accumulation-not-averaged"), loss_curve),
     **dict.fromkeys(("shapes-broadcast", "softmax-over-the-batch", "norm-over-too-few", "axes-mixed"), loss_curve),

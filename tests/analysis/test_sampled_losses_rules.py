@@ -17,6 +17,7 @@ from gradwatch.analysis.rules.epsilon import below_epsilon
 from gradwatch.analysis.rules.gradient_scale import gradients_accumulate
 from gradwatch.analysis.rules.initialisation import bad_initialisation
 from gradwatch.analysis.rules.inputs import first_odds, inputs_not_normalised
+from gradwatch.analysis.rules.long_steps import lr_too_high
 from gradwatch.analysis.rules.loss_targets import (
     accumulation_wiped,
     class_imbalance,
@@ -26,12 +27,14 @@ from gradwatch.analysis.rules.loss_targets import (
 from gradwatch.analysis.rules.losses import scaled_losses
 from gradwatch.analysis.rules.no_progress import no_progress
 from gradwatch.analysis.rules.number_targets import targets_not_normalised, targets_out_of_range
+from gradwatch.analysis.rules.open_choices import entropy_too_strong
 from gradwatch.analysis.rules.pairs import representation_collapse
 from gradwatch.analysis.rules.posterior import posterior_collapse
-from gradwatch.analysis.rules.sampled_losses import own_targets_grow, own_targets_move
+from gradwatch.analysis.rules.sampled_losses import grows_harder, own_targets_grow, own_targets_move
 from gradwatch.analysis.rules.small_updates import update_too_small
 from gradwatch.analysis.rules.spikes import spike
 from gradwatch.analysis.rules.token_targets import future_seen, labels_not_shifted, padding_in_loss
+from gradwatch.analysis.rules.unbalanced_terms import loss_terms_unbalanced
 from gradwatch.analysis.rules.wrong_sign import wrong_sign
 
 SAMPLES = 24
@@ -264,13 +267,57 @@ def test_a_reward_that_falls_and_stays_below(paid, advantage, found):
     assert ["choices that bring less are made more likely" in f.cause for f in told] == [True] * found
 
 
-@pytest.mark.parametrize(("rewarded", "ended", "said"), [(1.0, 1.09, True), (1.0, 0.3, False), (0.0, 1.09, False)])
-def test_choices_that_stay_as_open_as_they_began_are_a_cause_that_nothing_is_won(rewarded, ended, said):
-    history = run_with(advantage_std=0.5, entropy_rewarded=rewarded, logged=("return", "entropy"))
-    columns = {name: column for name, column in history.per_step.items() if name != "loss"}
-    columns |= {"return": -5 + 0.1 * RNG.standard_normal(240), "entropy": np.linspace(1.1, ended, 240)}
-    (found,) = no_progress(changed(history, per_step=columns), running=100)
-    assert ("what rewards the entropy of the choices" in found.cause) == said
+@pytest.mark.parametrize(
+    ("rewarded", "entropy", "found"),
+    [(1.0, 0.97, 1), (0.0, 0.97, 0), (1.0, 0.8, 0), (1.0, np.r_[np.ones(10), np.full(SAMPLES - 10, 0.6)], 0)],
+)
+def test_choices_that_stay_as_open_as_they_began(rewarded, entropy, found):
+    history = run_with(advantage_std=0.5, entropy_rewarded=rewarded, choice_entropy=entropy)
+    said = entropy_too_strong(history, running=100)
+    assert [f.evidence["advantage_std"] for f in said] == [0.5] * found
+
+
+RAW = np.geomspace(9e4, 3e3, 240)
+
+
+@pytest.mark.parametrize(
+    ("terms", "found"),
+    [
+        ({"mse_loss": RAW, "class_loss": np.full(240, 1.5)}, 1),
+        ({"value_loss": 2 * RAW, "policy_loss": np.full(240, -0.01)}, 1),
+        ({"mse_loss": RAW, "kl_loss": np.full(240, 0.5)}, 0),  # a penalty is small on purpose
+        ({"mse_loss": RAW}, 0),
+        ({"mse_loss": RAW / 1e3, "class_loss": np.full(240, 0.1)}, 0),  # of the size of any loss
+        ({"mse_loss": RAW, "class_loss": np.full(240, 900.0)}, 0),
+        ({"mse_loss": np.geomspace(9e4, 0.5, 240), "class_loss": np.full(240, 0.2)}, 0),  # it came down to the others
+        ({"value_loss": RAW, "policy_loss": np.full(240, 0.01), "return": np.linspace(10, 50, 240)}, 0),  # and it works
+    ],
+)
+def test_a_term_that_is_the_whole_loss(terms, found):
+    loss = sum(
+        w * v for (n, v), w in zip(terms.items(), (0.5, 1, 0) if "value_loss" in terms else (1, 1), strict=False)
+    )
+    history = run_with(loss, logged=("loss", *terms))
+    history = changed(history, per_step={**history.per_step, **terms})
+    assert [f.evidence["term"] for f in loss_terms_unbalanced(history)] == [next(iter(terms))] * found
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (np.minimum(np.linspace(0, 1, 240), 0.8), True),
+        (np.arange(240) // 40, True),
+        (np.linspace(1, 0, 240), False),
+        (np.linspace(0, 1, 240) + 0.1 * RNG.standard_normal(240), False),
+        (np.r_[np.arange(20), np.full(220, 20)], False),  # soon done: a warm-up
+    ],
+)
+def test_a_setting_that_only_rises_makes_the_task_harder(values, said):
+    rises = np.r_[np.geomspace(2, 0.3, 80), np.geomspace(0.3, 1.5, 160)] + 0.02 * RNG.standard_normal(240)
+    history = run_with(rises, logged=("loss", "noise"))
+    history = changed(history, per_step={**history.per_step, "noise": values.astype(float)})
+    assert grows_harder(history) == said
+    assert [f.severity for f in lr_too_high(history)] == ["note" if said else "warning"]
 
 
 @pytest.mark.parametrize(("ended", "said"), [(0.01, True), (0.3, False)])

@@ -42,8 +42,16 @@ LOSSES = {
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
 def test_a_bonus_is_told_from_a_penalty(entropy, loss):
     rest = NET(X).square().mean()
-    assert seen(loss(rest, entropy()).grad_fn) == {f"{IN_LOSS}entropy_rewarded": 1.0}
-    assert seen(loss(rest, -entropy()).grad_fn) == {f"{IN_LOSS}entropy_rewarded": 0.0}
+    size = {f"{IN_LOSS}choice_entropy": pytest.approx(by_logarithms().item() / math.log(3))}
+    assert seen(loss(rest, entropy()).grad_fn) == {f"{IN_LOSS}entropy_rewarded": 1.0, **size}
+    assert seen(loss(rest, -entropy()).grad_fn) == {f"{IN_LOSS}entropy_rewarded": 0.0, **size}
+
+
+def test_a_choice_that_is_ruled_out_has_no_part_in_the_entropy():
+    logits = NET(X).masked_fill(torch.tensor([False, False, True]), -torch.inf)
+    loss = -Categorical(logits=logits).entropy().mean()
+    expected = Categorical(logits=logits[:, :2]).entropy().mean().item() / math.log(3)
+    assert seen(loss.grad_fn)[f"{IN_LOSS}choice_entropy"].item() == pytest.approx(expected)
 
 
 def test_of_a_loss_without_an_entropy_nothing_is_told():
@@ -55,8 +63,8 @@ def test_an_entropy_that_is_averaged_with_a_mask_is_told_apart_too():
     rest, mask = NET(X).square().mean(), (torch.arange(8) < 5).float()
     log_p = NET(X).log_softmax(-1)
     entropy = (-(log_p.exp() * log_p).sum(-1) * mask).sum() / mask.sum()
-    assert seen((rest - 0.01 * entropy).grad_fn) == {f"{IN_LOSS}entropy_rewarded": 1.0}
-    assert seen((rest + 0.01 * entropy).grad_fn) == {f"{IN_LOSS}entropy_rewarded": 0.0}
+    assert seen((rest - 0.01 * entropy).grad_fn)[f"{IN_LOSS}entropy_rewarded"] == 1.0
+    assert seen((rest + 0.01 * entropy).grad_fn)[f"{IN_LOSS}entropy_rewarded"] == 0.0
     both_ways = (log_p.exp() * log_p).sum(-1) * (mask - 0.5)
     assert math.isnan(seen((rest + both_ways.mean()).grad_fn)[f"{IN_LOSS}entropy_rewarded"])
 

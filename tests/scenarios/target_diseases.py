@@ -207,6 +207,37 @@ def paid_in_hundreds(folder, sick=True, steps=150):
     return fit(folder, net, optim.SGD(net.parameters(), 0.01), loss_of, steps)
 
 
+def rewarded_for_chance(folder, sick=True, steps=300):
+    """A bandit whose entropy weighs as much as what it is paid (the twin: a hundredth of that)."""
+    torch.manual_seed(SEED[0])
+    net, draw = dense([6, 32, 4]), torch.Generator().manual_seed(SEED[0])
+
+    def loss_of(step):
+        x = torch.randn(64, 6, generator=draw)
+        log_p = net(x).log_softmax(1)
+        chosen = torch.multinomial(log_p.exp(), 1, generator=draw)
+        pay = (chosen[:, 0] == x[:, :4].argmax(1)).float()
+        entropy = -(log_p.exp() * log_p).sum(1).mean()
+        return -(log_p.gather(1, chosen)[:, 0] * (pay - pay.mean())).mean() - (2.0 if sick else 0.01) * entropy
+
+    return fit(folder, net, optim.Adam(net.parameters(), 0.01), loss_of, steps)
+
+
+def in_watts_beside_a_class(folder, sick=True, steps=300):
+    """A kind and a load from one body, the load in watts (the twin: in its own deviations)."""
+    torch.manual_seed(SEED[0])
+    net, draw = dense([8, 32, 5]), torch.Generator().manual_seed(SEED[0])
+
+    def one(step):
+        x = torch.randn(64, 8, generator=draw)
+        kind, load = x[:, :4].argmax(1), x[:, 4:].sin().sum(1)
+        out = net(x)
+        kinds, loads = F.cross_entropy(out[:, :4], kind), F.mse_loss(out[:, 4], 900 + 300 * load if sick else load)
+        return kinds + loads, {"loss_kind": kinds, "loss_load": loads}
+
+    return fit(folder, net, optim.Adam(net.parameters(), 3e-3), one, steps)
+
+
 def past_the_end(folder, sick=True, steps=400):
     """Values of a stick that falls, by a target network (the twin: nothing is to come of one that has fallen)."""
     torch.manual_seed(SEED[0])

@@ -12,6 +12,8 @@ from gradwatch.analysis.rules import diagnose
     ("train", "rule", "words"),
     [
         (t.rare_and_never_said, "class-imbalance", "of the targets are of class 0, and the model says that class"),
+        (t.rewarded_for_chance, "entropy-too-strong", "The choices are nearly as open as they can be"),
+        (t.in_watts_beside_a_class, "loss-terms-unbalanced", "loss is loss_load but for"),
         (t.shuffled_apart, "labels-do-not-fit-inputs", "what is learnt is learnt by heart, example by example"),
         (t.sorted_by_label, "data-not-shuffled", "of the variance of the targets lies between the batches"),
         (t.not_shifted, "labels-not-shifted", "100 % of the targets are the token that the model is given"),

@@ -29,6 +29,8 @@ _NAMED: dict[str, set[str]] = {
     **dict.fromkeys(("clip-after-step", "clip-without-gradient"), _UNCLIPPED),
     **dict.fromkeys(("future-seen", "codebook-collapse"), _RUINED),
     "wrong-sign": _MISMADE,
+    "entropy-too-strong": {"dead-units", "noise-dominated", "update-too-small"},
+    "loss-terms-unbalanced": _MISMADE | {"targets-not-normalised", "double-clip"},
     "no-activation": _RUINED,
     "values-overestimated": _RUINED | {"exploding", "lr-too-high", "targets-not-normalised"},
     "weights-reset": {"lr-too-high", "spike", "update-too-large", "noise-dominated", "optimizer-state-lost"},

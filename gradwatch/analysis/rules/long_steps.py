@@ -43,7 +43,7 @@ from gradwatch.analysis.rules.loss_terms import is_partly_learnt
 from gradwatch.analysis.rules.losses import has_rivals, scaled_losses
 from gradwatch.analysis.rules.once import once
 from gradwatch.analysis.rules.progress import progress, succeeds
-from gradwatch.analysis.rules.sampled_losses import own_targets_move
+from gradwatch.analysis.rules.sampled_losses import grows_harder, own_targets_move
 from gradwatch.analysis.rules.schedule import goes_astray, raised_at, raised_before
 from gradwatch.analysis.rules.step_length import betas_turned, first_ratio, lengthened, lowered
 from gradwatch.analysis.rules.tries import LOWER, clip_with, new_rate, rate_times, warm_up
@@ -66,7 +66,8 @@ def lr_too_high(history: History, jump: float = 0.35, sigmas: float = 6.0, width
     fell on, to less than half of where it began, if it did not throw the weights out either (`ran_away`); or where
     it rose before it had won anything, by less than three times where it began, and the training succeeds: one
     first loss may lie low by chance; or where what is asked for moves away with what the model says, as a value
-    does that is learnt from itself (`own_targets_move`), or where a term of it fell by nine tenths. The loss is not
+    does that is learnt from itself (`own_targets_move`), or where a term of it fell by nine tenths, or what is asked
+    for `grows_harder`. The loss is not
     judged where parts of a run train against each other (the first step alone is: `first_step`), or where it is
     below 0 early or begins in its own noise (a policy gradient's): it has no scale.
     First steps that were far too long show in the weights (`ran_away`), which is said where the loss shows nothing by
@@ -97,6 +98,7 @@ def lr_too_high(history: History, jump: float = 0.35, sigmas: float = 6.0, width
             shifted = rise is not None
             unlearnt = lowest >= began > float(evidence["jump"]) / 3 and not away and succeeds(history)
             harmless = brief or well or unlearnt or own_targets_move(history) or is_partly_learnt(history, name)
+            harmless |= grows_harder(history)
             severity: Severity = "note" if shifted or harmless else "warning"
             usual = largest_ratio(history, int(rows[last])) < USUAL_RATIO[is_adaptive(history)]
             unclear = end >= began and usual and not raised_before(history, int(rows[first]))

@@ -29,7 +29,7 @@ from gradwatch.analysis.rules.loss_terms import outweighed
 from gradwatch.analysis.rules.open_causes import left_open, out_of_reach
 from gradwatch.analysis.rules.plateaus import begins_late, explains_nothing, finding_of, rests, stops
 from gradwatch.analysis.rules.progress import Progress, can_be_judged, held_out, progress, unmoved, went
-from gradwatch.analysis.rules.sampled_losses import is_explained, own_targets_move, sampled
+from gradwatch.analysis.rules.sampled_losses import grows_harder, is_explained, own_targets_move
 from gradwatch.analysis.rules.schedule import ran_out
 from gradwatch.analysis.rules.small_updates import weak_gradients
 from gradwatch.analysis.rules.standstill import at_chance, equal_odds, stands
@@ -41,7 +41,12 @@ from gradwatch.storage.logged_names import HELD_OUT
 
 
 def no_progress(
-    history: History, min_steps: int = 100, running: int = 500, share: float = 0.02, most: float = 0.1
+    history: History,
+    min_steps: int = 100,
+    running: int = 500,
+    share: float = 0.02,
+    most: float = 0.1,
+    easy: float = 0.7,
 ) -> list[Finding]:
     """Nothing that was logged gets better: neither a training loss, nor a metric whose direction is known.
 
@@ -56,13 +61,15 @@ def no_progress(
     left (`stops`); or they stood at equal odds for most of the run (`begins_late`);
     or what was won on other data was lost again, from one measurement to the next and for good (`_lost_at_once`).
     A run that is under way is judged from `running` steps on, and after a tenth of its `total_steps`. Not judged: a run
-    that was resumed (it may have learnt before), parts that train against each other, a loss that is below 0 early.
+    that was resumed (it may have learnt before), parts that train against each other, a loss that is below 0 early, one
+    that came below the share `easy` of its first while what is asked for `grows_harder`.
     The cause is the first of these that the record shows: a schedule that ran out, or never got where it should; steps
     that are small, or that take each other back. Where it shows none, two remain.
     Source: the standard error of a median; the sizes of steps as in `update-too-small`.
     """
     losses = unmoved(history, min_steps, running, share)
-    if any(found.evidence.get("began_anew") for found in lr_too_high(history)):
+    harder = grows_harder(history) and any(p.best < easy * p.first for p in losses)
+    if harder or any(found.evidence.get("began_anew") for found in lr_too_high(history)):
         return _lost_at_once(history)  # other data or another loss came: where that began says nothing
     if not losses or not all(p.is_flat(most if p.is_real() else 2 * most) for p in losses):
         losses = unmoved(history, min_steps, running, math.inf)
@@ -221,22 +228,14 @@ _ONE_SIDED = re.compile(
 )
 
 
-def _by_its_entropy(history: History, near: float = 0.05, closed: float = 0.1) -> tuple[str, ...]:
-    """What an entropy of choices that is logged shows: one that is rewarded is to the end within `near` of where it
-    began, no lower; or it came below the share `closed` of that.
-    """
+def _by_its_entropy(history: History, closed: float = 0.1) -> tuple[str, ...]:
+    """What an entropy of choices shows that is logged, and came below the share `closed` of where it began."""
     values = next((history.total(name) for name in history.logged if "entropy" in name.lower()), np.empty(0))
     values = values[np.isfinite(values)]
-    if len(values) < 20:
-        return ()
-    rewarded, began, last = sampled(history, "entropy_rewarded")[1], middle(values[:5]), middle(values[-5:])
-    if len(rewarded) and rewarded.all() and last > (1 - near) * began > 0:
-        return (_OPEN,)
-    return (_CLOSED,) if 0 <= last < closed * began else ()
+    return (_CLOSED,) if len(values) >= 20 and 0 <= middle(values[-5:]) < closed * middle(values[:5]) else ()
 
 
 _CLOSED = "the choices became certain before they were good (their entropy is gone), and nothing else is tried since"
-_OPEN = "what rewards the entropy of the choices outweighs what they bring (it is as high in the end as at first)"
 _AGAINST_IT = (
     "the loss does not ask for it (its sign, what is detached, its baseline)",
     "the noise of what is sampled hides what the steps win",

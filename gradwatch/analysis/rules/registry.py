@@ -65,6 +65,7 @@ from gradwatch.analysis.rules.noise import noise_dominated
 from gradwatch.analysis.rules.nonfinite import nonfinite
 from gradwatch.analysis.rules.not_in_optimizer import not_in_optimizer
 from gradwatch.analysis.rules.number_targets import targets_not_normalised, targets_out_of_range
+from gradwatch.analysis.rules.open_choices import entropy_too_strong
 from gradwatch.analysis.rules.optimizer_state import optimizer_state_lost
 from gradwatch.analysis.rules.outputs import activation_on_logits, softmax_twice
 from gradwatch.analysis.rules.pairs import representation_collapse, views_identical
@@ -78,6 +79,7 @@ from gradwatch.analysis.rules.small_updates import update_too_small
 from gradwatch.analysis.rules.spikes import spike
 from gradwatch.analysis.rules.step_data import with_data
 from gradwatch.analysis.rules.token_targets import future_seen, labels_not_shifted, padding_in_loss
+from gradwatch.analysis.rules.unbalanced_terms import loss_terms_unbalanced
 from gradwatch.analysis.rules.unchanged import weights_unchanged
 from gradwatch.analysis.rules.vanishing import vanishing
 from gradwatch.analysis.rules.weight_decay import weight_decay_too_strong
@@ -99,7 +101,7 @@ RULES: tuple[Rule, ...] = (
     class_imbalance, accumulation_wiped, logits_bounded, future_seen, codebook_collapse, posterior_collapse,
     returns_not_normalised, policy_loss_trains_critic, labels_ignored, views_identical,
     representation_collapse, values_overestimated, target_network_stale, target_not_detached,
-    wrong_sign, no_activation, weights_reset,
+    wrong_sign, no_activation, weights_reset, entropy_too_strong, loss_terms_unbalanced,
     inputs_not_normalised, negative_loss, left_in_eval, norm_statistics, dead_units, saturated,
     optimizer_state_lost, schedule_too_short, warmup_too_long,
     attention_logits_grow, attention_collapsed, activation_outlier, expert_starved, stale_second_moment,

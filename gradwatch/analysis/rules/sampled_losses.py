@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -68,17 +69,20 @@ def ended(values: Floats) -> float:
     return float(np.median(values[-max(3, len(values) // 4) :]))
 
 
-def share_explained(history: History, soft: float = 0.05) -> Floats:
+def share_explained(history: History, soft: float = 0.05, far: float = 8.0) -> Floats:
     """The share of the targets' variance that is explained in each sample, `[S]`, or of the entropy of their classes.
 
     None of it where that says little: batches of less than eight targets, or four for each class; probabilities for
-    targets (`soft`); a loss that is more than one of torch's own.
+    targets (`soft`), or numbers of which a few lie `far` out, as many of the usual distances from the median, and are
+    most of the variance; a loss that is more than one of torch's own.
     """
     _, share, targets = sampled(history, "explained", "targets")
     least = max(8, 4 * (number_of_classes(history) or 1))
     between = sampled(history, "target_soft")[1]
+    farthest = sampled(history, "target_farthest")[1]
     few = not len(share) or np.median(targets) < least
-    return share[:0] if few or (between > soft).any() or not is_one_loss(history) else share
+    says_little = few or (between > soft).any() or (len(farthest) and np.median(farthest) > far)
+    return share[:0] if says_little or not is_one_loss(history) else share
 
 
 def of_what(history: History) -> tuple[str, str]:
@@ -165,30 +169,47 @@ def another_task(history: History, calm: int = 8) -> Bools:
 
 
 _COUNTS = re.compile(
-    r"epoch|step|iter|round|batch|time|token|sample|seen|count|(?<![a-z])(n|lr|rate)(?![a-z])", re.IGNORECASE
+    r"epoch|step|iter|round|batch|time|token|sample|seen|count|scale|(?<![a-z])(n|lr|rate)(?![a-z])", re.IGNORECASE
 )
 
 
-def _steps_up(history: History, few: int = 20, rest: int = 20, after: int = 16) -> Bools:
-    """In which rows, or the `after` before them, a logged setting rose, which rests for `rest` steps or more at each of
-    `few` values at most: a length, a level. What gets better or worse, as its name says, is none.
+def _settings(history: History) -> Iterator[Floats]:
+    """The values `[T]` of each setting that the loop logs in every step: a length, a level. What gets better or worse,
+    as its name says, is none, nor is a count.
     """
-    rose = np.zeros(len(history), bool)
     for name in history.logged:
         values = history.total(name)
-        if (
-            is_loss(name)
-            or _COUNTS.search(name)
-            or higher_is_better(name, [history]) is not None
-            or not np.isfinite(values).all()
-        ):
-            continue
+        judged = is_loss(name) or higher_is_better(name, [history]) is not None
+        if not judged and not _COUNTS.search(name) and np.isfinite(values).all():
+            yield values
+
+
+def _steps_up(history: History, few: int = 20, rest: int = 20, after: int = 16) -> Bools:
+    """In which rows, or the `after` before them, a setting that is logged rose, which rests for `rest` steps or more at
+    each of `few` values at most.
+    """
+    rose = np.zeros(len(history), bool)
+    for values in _settings(history):
         jumps = np.diff(values)
         at = np.flatnonzero(jumps) + 1
         if 0 < len(at) < few and np.diff([0, *at, len(values)]).min() >= rest and (jumps[at - 1] > 0).all():
             for row in at:
                 rose[row : row + after] = True
     return rose
+
+
+def grows_harder(history: History, share: float = 0.25, least: int = 3) -> bool:
+    """Whether a setting that is logged only rises, `least` times or more, over the `share` of the run: a length, a
+    noise. Losses of its beginning and its end are of other tasks then.
+
+    Source: Bengio et al. (2009), *Curriculum learning*, ICML.
+    """
+    for values in _settings(history):
+        jumps = np.diff(values)
+        at = np.flatnonzero(jumps > 0)
+        if len(at) >= least and (jumps >= 0).all() and at[-1] - at[0] > share * len(values):
+            return True
+    return False
 
 
 INSIDE = {
