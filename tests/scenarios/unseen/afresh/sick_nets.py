@@ -121,7 +121,7 @@ class Vae(nn.Module):
 
 
 @sick(
-    "no-progress", "noise-dominated", "inputs-and-targets-unpaired",
+    "no-progress", "noise-dominated", "inputs-and-targets-unpaired", "labels-do-not-fit-inputs",
     where="all layers: the encoder is told nothing that its targets depend on; the loss of the mean image stays",
     cure="one loader over pairs: two loaders that shuffle give each scan the original of another",
 )  # fmt: skip

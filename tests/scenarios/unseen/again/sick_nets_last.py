@@ -79,7 +79,7 @@ class Reverser(nn.Module):
 
 
 @sick(
-    "posterior-collapse", "loss-terms-out-of-balance", "imbalance",
+    "posterior-collapse", "loss-terms-out-of-balance", "loss-terms-unbalanced", "imbalance",
     where="mean and log_var, within the first steps: the codes say nothing and the reader has no gradient",
     cure="divide the divergence by the number of symbols, as the cross-entropy is, and weigh it by 0.05",
 )  # fmt: skip
@@ -121,7 +121,7 @@ class Films(nn.Module):
 
 
 @sick(
-    "targets-not-normalised", "loss-terms-out-of-balance", "imbalance",
+    "targets-not-normalised", "loss-terms-out-of-balance", "loss-terms-unbalanced", "imbalance",
     where="films.weight, all steps: its gradient is that of the costs, which are in thousands",
     cure="standardise the costs and weigh their loss by a tenth",
 )  # fmt: skip

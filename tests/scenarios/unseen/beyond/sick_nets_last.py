@@ -168,6 +168,7 @@ def valleys(rows=48):
 
 @sick(
     "labels-mismatched",
+    "labels-do-not-fit-inputs",
     "noise-dominated",
     where="the loss from some dozen steps on: half of the pictures are mirrored while their targets are not",
     cure="where a picture is mirrored, the sign of its target across is turned as well",

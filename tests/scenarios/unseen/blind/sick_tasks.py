@@ -52,7 +52,7 @@ def rows_sorted_by_class(folder, ill):
 
 
 @sick(
-    "loss-terms-apart", "no-progress", "imbalance", "vanishing", "dead-layer",
+    "loss-terms-apart", "loss-terms-unbalanced", "no-progress", "imbalance", "vanishing", "dead-layer",
     where="encode and decode, all steps", cure="both terms summed over a row, or both averaged: the code holds nothing",
 )  # fmt: skip
 def divergence_summed_error_averaged(folder, ill):
@@ -140,7 +140,7 @@ def distance_of_a_row_to_itself(folder, ill):
 
 
 @sick(
-    "update-too-small", "no-progress", "loss-terms-apart", "vanishing",
+    "update-too-small", "no-progress", "loss-terms-apart", "loss-terms-unbalanced", "vanishing",
     where="all layers, all steps", cure="overlap of the probabilities: a mask that is cut at a half has no slope",
 )  # fmt: skip
 def overlap_of_masks_cut_at_a_half(folder, ill):

@@ -127,7 +127,7 @@ def blood_cells_named(folder, ill):
 
 # https://github.com/Borda/kaggle_image-classify/pull/12
 @sick(
-    "labels-mismatched", "no-progress", "noise-dominated",
+    "labels-mismatched", "labels-do-not-fit-inputs", "no-progress", "noise-dominated",
     where="the data set: its pictures are shuffled after the labels were taken, so that no picture has its own label",
     cure="shuffle pictures and labels by the same order",
 )  # fmt: skip

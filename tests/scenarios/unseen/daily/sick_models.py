@@ -199,7 +199,7 @@ class Patches(nn.Module):
 
 # Images and labels shuffled each for itself, in a ViT.
 @sick(
-    "labels-mismatched", "no-progress", "noise-dominated",
+    "labels-mismatched", "labels-do-not-fit-inputs", "no-progress", "noise-dominated",
     where="all layers, all steps: the labels have nothing to do with the images", cure="one permutation for both",
 )  # fmt: skip
 def patches_and_labels_each_in_an_order_of_its_own(folder, ill):

@@ -10,7 +10,8 @@ from unseen import dense, fit, seeded, sick
 from unseen.tasks import clipped, held_out, rounds, tend
 
 
-@sick("entropy-bonus-too-strong", "logits-bounded", where="the loss, all steps: the bonus outweighs the advantages",
+@sick("entropy-bonus-too-strong", "entropy-too-strong", "logits-bounded",
+      where="the loss, all steps: the bonus outweighs the advantages",
       cure="a coefficient of 0.01")  # fmt: skip
 def a_pilot_boat_in_the_deep_channel(folder, ill):
     seeded(11700)

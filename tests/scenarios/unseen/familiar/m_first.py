@@ -181,7 +181,8 @@ def announcements_in_the_waiting_hall(folder, ill):
     return fit(folder, net, optimizer, loss_of, 300, score=score, before_step=clip, after_step=after_step)
 
 
-@sick("labels-mismatched", where="the labels of training, all steps: each is one further than those of the test",
+@sick("labels-mismatched", "labels-do-not-fit-inputs",
+      where="the labels of training, all steps: each is one further than those of the test",
       cure="the number of the platform less one, in both")  # fmt: skip
 def echo_of_a_bell_on_eight_platforms(folder, ill):
     seeded(11304)

@@ -47,7 +47,8 @@ def numbers_on_shunting_locomotives(folder, ill):
     return fit(folder, net, optimizer, loss_of, 250, score=score)
 
 
-@sick("labels-mismatched", where="the rows of training, all steps: images are in another order than their labels",
+@sick("labels-mismatched", "labels-do-not-fit-inputs",
+      where="the rows of training, all steps: images are in another order than their labels",
       cure="one order for images and labels")  # fmt: skip
 def digits_on_the_departure_board(folder, ill):
     seeded(11307)

@@ -130,7 +130,7 @@ def outliers_under_a_square(folder, ill):
 
 
 @sick(
-    "imbalance", "clip-is-your-learning-rate", "loss-terms-apart", "update-too-small",
+    "imbalance", "clip-is-your-learning-rate", "loss-terms-apart", "loss-terms-unbalanced", "update-too-small",
     where="price, all steps", cure="terms of one size: the other one is all of the norm that is clipped",
 )  # fmt: skip
 def one_task_outweighs_the_other(folder, ill):

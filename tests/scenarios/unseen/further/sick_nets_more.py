@@ -109,7 +109,7 @@ def wards(batch=96, days=6, size=5, intervals=8):
 
 
 @sick(
-    "axes-mixed", "inputs-and-targets-unpaired",
+    "axes-mixed", "inputs-and-targets-unpaired", "labels-do-not-fit-inputs",
     where="the inputs of the first layer: reshape takes rows of [days, patients, values] as they lie in memory, "
     "so a row holds five values of each of six patients in turn",
     cure="transpose patients to the front, then reshape",

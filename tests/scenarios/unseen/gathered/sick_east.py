@@ -55,6 +55,7 @@ def ripples_on_a_pond(folder, ill):
 # https://github.com/RaphaelMeudec/deblur-gan/issues/31
 @sick(
     "inputs-and-targets-unpaired",
+    "labels-do-not-fit-inputs",
     "labels-shuffled",
     "no-progress",
     "noise-dominated",

@@ -42,7 +42,7 @@ def bags_that_hold_nothing(folder, ill):
 # "Regression normalization." (the loss of the boxes divided by all anchors, of which few are positive),
 # github.com/fizyr/keras-retinanet/pull/89
 @sick(
-    "loss-terms-apart", "update-too-small", "imbalance", "vanishing",
+    "loss-terms-apart", "loss-terms-unbalanced", "update-too-small", "imbalance", "vanishing",
     where="the head for boxes, all steps: its term is a hundredth of what it is meant to be",
     cure="divide by the number of positive anchors",
 )  # fmt: skip
@@ -120,7 +120,8 @@ class Reverse(torch.autograd.Function):
 # "total loss" (of the reversal of gradients; it goes to NaN with the share that comes with the code),
 # github.com/pumpikano/tf-dann/issues/12
 @sick(
-    "loss-terms-apart", "exploding", "lr-too-high", "weight-growth", "loss-unbounded", "update-too-large",
+    "loss-terms-apart", "loss-terms-unbalanced", "exploding", "lr-too-high", "weight-growth", "loss-unbounded",
+    "update-too-large",
     where="the body, from the first steps: it runs from the head that names the domain, further and further",
     cure="a share of a tenth, that rises from 0",
 )  # fmt: skip
@@ -220,7 +221,7 @@ def kinds_seen_once_in_a_batch(folder, ill):
 # "How to reasonably set the loss weight for three-dimensional heat transfer problems" (the equation is all of the
 # loss), github.com/lululxvi/deepxde/issues/1958
 @sick(
-    "loss-terms-apart", "no-progress",
+    "loss-terms-apart", "loss-terms-unbalanced", "no-progress",
     where="all layers, all steps: the ends are a ten-thousandth of the loss", cure="a weight for the ends",
 )  # fmt: skip
 def equation_beside_which_its_ends_are_nothing(folder, ill):

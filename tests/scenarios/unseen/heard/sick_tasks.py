@@ -90,7 +90,7 @@ def every_ratio_times_every_advantage(folder, ill):
 # "Silent bug in ppo implementation - rewards shifted" (the one before the observation is kept, not the one after it),
 # github.com/openai/spinningup/issues/50
 @sick(
-    "no-progress", "noise-dominated", "labels-mismatched",
+    "no-progress", "noise-dominated", "labels-mismatched", "labels-do-not-fit-inputs",
     where="all layers, all steps: an act is judged by what came of the act before it",
     cure="keep the reward that follows the act",
 )  # fmt: skip

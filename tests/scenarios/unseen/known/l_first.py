@@ -10,7 +10,7 @@ from unseen import dense, fit, seeded, sick
 from unseen.tasks import held_out, rounds
 
 
-@sick("class-never-in-loss", "labels-not-one-hot", "labels-mismatched",
+@sick("class-never-in-loss", "labels-not-one-hot", "labels-mismatched", "labels-do-not-fit-inputs",
       where="the targets, all steps: rows of the last class are all zero, the others are a column off",
       cure="one-hot rows of the classes themselves, without a column for padding")  # fmt: skip
 def screws_sorted_by_their_thread_pitch(folder, ill):

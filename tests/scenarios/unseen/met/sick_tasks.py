@@ -28,7 +28,7 @@ class Choosing(nn.Module):
 # "Mean of expectation in SAC_discrete.py possibly wrong?" (an entropy of 0.98 of the largest is never reached),
 # github.com/p-christ/Deep-Reinforcement-Learning-Algorithms-with-PyTorch/issues/54
 @sick(
-    "weight-growth", "loss-terms-apart", "entropy-too-strong", "no-progress",
+    "weight-growth", "loss-terms-apart", "loss-terms-unbalanced", "entropy-too-strong", "no-progress",
     where="the worth of the entropy, which rises all the time; the choice is a coin at last",
     cure="an entropy that a good choice has, such as a third of the largest",
 )  # fmt: skip

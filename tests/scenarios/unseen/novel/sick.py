@@ -179,7 +179,8 @@ def rate_of_one_pair_for_the_mean_of_many(folder, ill):
 
 
 @sick(
-    "weights-shrink", "weight-decay-too-strong", "loss-terms-apart", "vanishing", "no-progress", "dead-layer",
+    "weights-shrink", "weight-decay-too-strong", "loss-terms-apart", "loss-terms-unbalanced", "vanishing",
+    "no-progress", "dead-layer",
     where="all weights, all steps", cure="1e-6: the term is a sum over ten thousand weights, the error a mean",
 )  # fmt: skip
 def sum_of_all_weights_beside_a_mean(folder, ill):

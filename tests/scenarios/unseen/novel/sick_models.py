@@ -220,7 +220,8 @@ def sixteen_rounds_of_averages(folder, ill):
 
 
 @sick(
-    "loss-terms-apart", "clip-is-your-learning-rate", "imbalance", "no-progress", "noise-dominated",
+    "loss-terms-apart", "loss-terms-unbalanced", "clip-is-your-learning-rate", "imbalance", "no-progress",
+    "noise-dominated",
     where="router, all steps", cure="a balance of 0.01: at 100 it is all of the norm that is clipped",
 )  # fmt: skip
 def balance_a_hundred_times_the_error(folder, ill):

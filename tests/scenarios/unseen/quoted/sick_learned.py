@@ -173,6 +173,7 @@ def moths_and_butterflies_in_a_drawer(folder, ill):
 # https://github.com/lululxvi/deepxde/issues/141
 @sick(
     "loss-term-outweighed",
+    "loss-terms-unbalanced",
     "no-progress",
     where="the term of the edges, which the term of the equation outweighs",
     cure="give the term of the edges a weight that brings it to the size of the other, a million or so",

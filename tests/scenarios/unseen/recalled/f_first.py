@@ -69,7 +69,8 @@ def prices_of_old_cellos_at_auction(folder, ill):
     return fit(folder, net, optimizer, loss_of, 600, score=held_out(net, error))
 
 
-@sick("labels-shuffled", "inputs-and-targets-unpaired", "no-progress", where="the targets, all steps",
+@sick("labels-shuffled", "labels-do-not-fit-inputs", "inputs-and-targets-unpaired", "no-progress",
+      where="the targets, all steps",
       cure="one permutation for inputs and targets")  # fmt: skip
 def numerals_burnt_into_wooden_blocks(folder, ill):
     seeded(10602)

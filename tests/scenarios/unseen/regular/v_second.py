@@ -154,7 +154,7 @@ def medals_struck_for_the_gift_shop(folder, ill):
     return in_turn(folder, make, judge, of_make, of_judge, judge_loss, make_loss, 300, score, rounds=times)
 
 
-@sick("augmentation-changes-label", "augmentation-changes-labels", "labels-mismatched",
+@sick("augmentation-changes-label", "labels-do-not-fit-inputs", "augmentation-changes-labels", "labels-mismatched",
       where="the batches, all steps: half of the images are mirrored, the coordinates are not",
       cure="x is mirrored along with the image")  # fmt: skip
 def seals_located_on_a_charter(folder, ill):
@@ -213,7 +213,7 @@ class Cards(nn.Module):
         return self.leave(code), mean, logvar
 
 
-@sick("posterior-collapse", "posterior-collapsed", "loss-terms-imbalanced",
+@sick("posterior-collapse", "posterior-collapsed", "loss-terms-imbalanced", "loss-terms-unbalanced",
       where="the loss, all steps: the KL is a sum over the batch, the reconstruction a mean over all pixels",
       cure="both are sums for an example and means over the batch")  # fmt: skip
 def catalogue_cards_in_eight_numbers(folder, ill):

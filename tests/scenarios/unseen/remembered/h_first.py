@@ -35,7 +35,8 @@ def timber_volume_from_a_forest_inventory(folder, ill):
     return fit(folder, net, optimizer, loss_of, 500, score=score)
 
 
-@sick("labels-shuffled", "inputs-and-targets-unpaired", "no-progress", where="the batches, all steps",
+@sick("labels-shuffled", "labels-do-not-fit-inputs", "inputs-and-targets-unpaired", "no-progress",
+      where="the batches, all steps",
       cure="one permutation for the images and their labels")  # fmt: skip
 def numbers_chalked_on_ore_carts(folder, ill):
     seeded(10801)

@@ -119,7 +119,7 @@ def average_that_outlasts_the_run(folder, ill):
 # "A mistake on gradient penalty" (its norm over the one channel: each pixel's slope is to be 1),
 # github.com/Zeleni9/pytorch-wgan/issues/40
 @sick(
-    "loss-terms-apart", "penalty-per-element",
+    "loss-terms-apart", "loss-terms-unbalanced", "penalty-per-element",
     where="the critic, all steps: the penalty wants a slope of eight", cure="the norm over all that a row has",
 )  # fmt: skip
 def slope_of_one_for_every_pixel(folder, ill) -> Outcome:

@@ -77,7 +77,7 @@ def walked(folder, seed, seen_by_critic, shuffled=False):
 # "Bug - PPO is broken" (flush hands back what was gathered in a random order),
 # github.com/UoA-CARES/cares_reinforcement_learning/issues/46
 @sick(
-    "labels-mismatched", "noise-dominated", "no-progress",
+    "labels-mismatched", "labels-do-not-fit-inputs", "noise-dominated", "no-progress",
     where="the policy, all steps: what is to come is that of other steps", cure="in the order in which it was gathered",
 )  # fmt: skip
 def steps_handed_back_in_any_order(folder, ill):

@@ -14,6 +14,7 @@ from unseen import dense, fit, score_of, seeded, sick
     "imbalance",
     "posterior-collapse",
     "loss-terms-imbalanced",
+    "loss-terms-unbalanced",
     where="the logged divergence, zero after a few dozen steps: it is a sum over all, beside a mean over all",
     cure="sum the squared error over the genes too, and divide both by the rows of the batch",
 )
@@ -154,6 +155,7 @@ class Translator(nn.Module):
     "labels-shifted-twice",
     "labels-not-shifted",
     "labels-mismatched",
+    "labels-do-not-fit-inputs",
     where="the loss: the writer's inputs are shifted, and its labels are shifted once more",
     cure="compare each place with the label of that place, since the inputs are shifted already",
 )

@@ -136,7 +136,7 @@ def weight_of_a_time_without_signal(folder, ill):
 # "MemoryEfficientSoftDiceLoss standalone path defaults apply_nonlin=None: raw logits explode dice to ~1e13",
 # github.com/ScrollPrize/villa/issues/1488
 @sick(
-    "loss-terms-apart", "loss-unbounded", "negative-loss",
+    "loss-terms-apart", "loss-terms-unbalanced", "loss-unbounded", "negative-loss",
     where="all layers: the overlap has no bound, and takes the outputs from the entropy",
     cure="a sigmoid before the overlap",
 )  # fmt: skip

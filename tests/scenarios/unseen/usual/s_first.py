@@ -120,7 +120,7 @@ def bushes_that_share_their_pollen(folder, ill):
     return fit(folder, net, optimizer, loss_of, 300, score=score)
 
 
-@sick("augmentation-changes-label", "labels-mismatched",
+@sick("augmentation-changes-label", "labels-do-not-fit-inputs", "labels-mismatched",
       where="the images of the batches, all steps: half are mirrored and keep their label",
       cure="no mirroring of images whose class is a direction")  # fmt: skip
 def scouts_that_point_to_the_lindens(folder, ill):

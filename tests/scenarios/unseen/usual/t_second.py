@@ -185,7 +185,7 @@ GLYPHS = {
 }  # fmt: skip
 
 
-@sick("augmentation-changes-labels", "labels-mismatched",
+@sick("augmentation-changes-labels", "labels-do-not-fit-inputs", "labels-mismatched",
       where="the images of all steps: mirrored both ways, which makes of a b a d, a p or a q",
       cure="shifts by one pixel without mirrors")  # fmt: skip
 def sorts_returned_to_their_type_case(folder, ill):

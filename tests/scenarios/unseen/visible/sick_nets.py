@@ -220,7 +220,7 @@ class Adapted(nn.Module):
 
 
 @sick(
-    "imbalance", "targets-not-normalised", "value-outweighs-policy",
+    "imbalance", "targets-not-normalised", "value-outweighs-policy", "loss-terms-unbalanced",
     where="both adapters, all steps: what reaches them is the value's gradient, the policy's is a thousandth of it",
     cure="rewards of mean 0 and deviation 1 for the value: it shares the adapters with the policy",
 )  # fmt: skip
