@@ -195,10 +195,10 @@ def _md_finding(finding: Finding) -> list[str]:
     """A finding as a list item, what follows from it as items below."""
     lines = [f"- **{finding.severity}: {markdown(finding.summary)}**"]
     lines += [f"  - {markdown(line)}" for line in said_of(finding) if line]
-    return lines + [
-        f"  - {other.severity}: {markdown(other.summary)} ({markdown(evidence_text(other))})"
-        for other in finding.consequences
-    ]
+    for other in finding.consequences:
+        numbers = f" ({markdown(evidence_text(other))})" if other.evidence else ""
+        lines.append(f"  - {other.severity}: {markdown(other.summary)}{numbers}")
+    return lines
 
 
 def _md_table(headers: list[str], rows: Rows) -> list[str]:

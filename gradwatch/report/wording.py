@@ -69,7 +69,8 @@ def finding_lines(finding: Finding) -> Iterator[str]:
         yield "  What follows from it:"
     for other in finding.consequences:
         yield f"    {other.severity}: {other.summary}"
-        yield f"      {evidence_text(other)}"
+        if other.evidence:
+            yield f"      {evidence_text(other)}"
     if address(finding.rule):
         yield f"  More: {address(finding.rule)}"
 

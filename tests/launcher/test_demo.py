@@ -12,22 +12,27 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+from make_run import changed, make_history
 from processes import all_ended, processes_of
 
 import gradwatch
+from gradwatch.analysis.rules import Finding
 from gradwatch.cli import main
 from gradwatch.cli.demo import claim
 from gradwatch.errors import RunError
 from gradwatch.launcher.demo import char_rnn, digits_mlp
 from gradwatch.launcher.demo.data import MNIST_FILES, load_images, load_text
 from gradwatch.launcher.demo.jobs import demo_jobs
+from gradwatch.launcher.demo.summary import said
 from gradwatch.launcher.fork_server import can_fork
+from gradwatch.report import build_report
 from gradwatch.storage.folder import read_manifest
 from gradwatch.storage.run_state import run_state
 from gradwatch.storage.shared_folder import run_folders
@@ -219,6 +224,22 @@ def start(out):
         # A suite that runs in the background of a script was started with Ctrl-C ignored; a shell's job is not
         preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
     )
+
+
+def test_runs_with_an_error_are_named_that_did_not_diverge():
+    """As those that died at the chance level: a list of what diverged leaves them out."""
+    lost, fine = np.geomspace(1, 1e9, 200), np.linspace(1, 0.5, 200)
+    histories = [
+        changed(make_history(logged=("loss",), name=name), per_step={**make_history().per_step, "loss": loss})
+        for name, loss in (("lost", lost), ("dead", fine), ("well", fine))
+    ]
+    report = build_report(histories)
+    runs = [replace(run, findings=[]) for run in report.runs]
+    runs[1] = replace(runs[1], verdict="dead-layer", findings=[Finding("dead-layer", "error", (), 0, 1)])
+    lines = said([replace(report, runs=runs, metrics=["loss"])])
+    assert lines[-4].startswith("1 of 3 runs diverged.")
+    assert lines[-3].startswith("  lost: ")
+    assert lines[-2:] == ["1 of 3 have an error and did not diverge.", "  dead: dead-layer"]
 
 
 @pytest.mark.slow

@@ -293,7 +293,7 @@ def test_a_warm_process_lives_and_ends_as_a_fresh_one(tmp_path, server_of_our_ow
         (tmp_path / f"{name}.py").write_text(code)
         for warm, some in tasks.items():
             command = [sys.executable, "-m", "gradwatch", "run", "--log", "none", str(tmp_path / f"{name}.py")]
-            some.append(Task(command, {}, tmp_path / f"{name}-{warm}", 10.0 if name == "stays" else None, warm=warm))
+            some.append(Task(command, {}, tmp_path / f"{name}-{warm}", 15.0 if name == "stays" else None, warm=warm))
     for warm, some in tasks.items():
         ends = {number: end for _, ended in run_here(some, [{"SLOT": "a"}] * 4) for number, end in ended.items()}
         assert [(ends[i].cut, ends[i].code) for i in range(3)] == [("", 3), ("", 1), ("", 1)], warm

@@ -50,7 +50,8 @@ def test_a_training_is_recorded_as_it_was(module, name, options, tmp_path):
 
 def test_the_recordings_are_small_and_tell_nothing_of_where_they_were_made():
     files = [file for file in FOLDER.rglob("*") if file.is_file()]  # of a folder the file system says what it likes
-    assert sum(file.stat().st_size for file in files) < 1.2e7
+    manifests = [*FOLDER.rglob("run.json")]
+    assert sum(file.stat().st_size for file in files) < 36e3 * len(manifests)
     assert {file.suffix for file in files} == {".json", ".parquet"}
-    for manifest in FOLDER.rglob("run.json"):
+    for manifest in manifests:
         assert '"host": null' in manifest.read_text()

@@ -67,9 +67,8 @@ def lr_too_high(history: History, jump: float = 0.35, sigmas: float = 6.0, width
     it rose before it had won anything, by less than three times where it began, and the training succeeds: one
     first loss may lie low by chance; or where what is asked for moves away with what the model says, as a value
     does that is learnt from itself (`own_targets_move`), or where a term of it fell by nine tenths, or what is asked
-    for `grows_harder`. The loss is not
-    judged where parts of a run train against each other (the first step alone is: `first_step`), or where it is
-    below 0 early or begins in its own noise (a policy gradient's): it has no scale.
+    for `grows_harder`. The loss is not judged where parts of a run train against each other (the first step alone is:
+    `first_step`), or where it is below 0 early or begins in its own noise (a policy gradient's): it has no scale.
     First steps that were far too long show in the weights (`ran_away`), which is said where the loss shows nothing by
     the first 50 steps; so do first steps after which a loss leaps and wins nothing (`leapt`), steps that lead the
     weights away while little is learnt (`outgrew`), those of an Adam that begins anew in each (`anew`) or whose betas
@@ -98,7 +97,7 @@ def lr_too_high(history: History, jump: float = 0.35, sigmas: float = 6.0, width
             shifted = rise is not None
             unlearnt = lowest >= began > float(evidence["jump"]) / 3 and not away and succeeds(history)
             harmless = brief or well or unlearnt or own_targets_move(history) or is_partly_learnt(history, name)
-            harmless |= grows_harder(history)
+            harmless = harmless or grows_harder(history)
             severity: Severity = "note" if shifted or harmless else "warning"
             usual = largest_ratio(history, int(rows[last])) < USUAL_RATIO[is_adaptive(history)]
             unclear = end >= began and usual and not raised_before(history, int(rows[first]))

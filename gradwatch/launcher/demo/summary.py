@@ -63,9 +63,10 @@ def short_columns(report: Report) -> list[Column]:
 
 
 def said(reports: Iterable[Report]) -> list[str]:
-    """What ± is, and which runs diverged, as some are meant to."""
+    """What ± is, and which runs diverged or have an error, as some are meant to."""
     reports = list(reports)
-    return [*_legend(reports), *[""][: len(sick_runs(reports))], *_sick_lines(reports)]
+    sick = _sick_lines(reports)
+    return [*_legend(reports), *[""][: len(sick)], *sick]
 
 
 def _legend(reports: Sequence[Report]) -> list[str]:
@@ -76,12 +77,20 @@ def _legend(reports: Sequence[Report]) -> list[str]:
 
 
 def _sick_lines(reports: Sequence[Report]) -> list[str]:
-    sick = sick_runs(reports)
-    if not sick:
-        return []
-    lines = [f"{len(sick)} of {sum(len(report.runs) for report in reports)} runs diverged. {MEANT}"]
-    lines += [f"  {run.name}: {run.verdict}" for run in sick[:MOST_SICK]]
-    return lines + [f"  and {len(sick) - MOST_SICK} more"] * (len(sick) > MOST_SICK)
+    sick, runs = sick_runs(reports), [run for report in reports for run in report.runs]
+    erring = [run for run in runs if run not in sick and any(f.severity == "error" for f in run.findings)]
+    lines = [f"{len(sick)} of {len(runs)} runs diverged. {MEANT}", *_names(sick)] if sick else []
+    return (
+        [*lines, f"{len(erring)} of {len(runs)} have an error and did not diverge.", *_names(erring)]
+        if erring
+        else lines
+    )
+
+
+def _names(runs: Sequence[RunSummary]) -> list[str]:
+    """The first of these runs with what is said of them, and how many more there are."""
+    more = [f"  and {len(runs) - MOST_SICK} more"] * (len(runs) > MOST_SICK)
+    return [*(f"  {run.name}: {run.verdict}" for run in runs[:MOST_SICK]), *more]
 
 
 def sick_runs(reports: Iterable[Report]) -> list[RunSummary]:
