@@ -157,7 +157,7 @@ def _finding(finding: Finding, history: History, page: Page, follows: bool = Fal
     return {
         "severity": finding.severity,
         "summary": finding.summary,
-        "where": where_text(finding),
+        "where": where_text(finding, follows),
         "cause": [] if follows else _spans(finding.cause),
         "cure": [] if follows else _spans(finding.cure),
         "code": [] if follows else arguments(finding.cure),

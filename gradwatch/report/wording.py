@@ -32,15 +32,18 @@ def counts_text(findings: Sequence[Finding]) -> str:
     return ", ".join(f"{n} {severity}{'s' if n > 1 else ''}" for severity, n in counts.items() if n)
 
 
-def where_text(finding: Finding) -> str:
-    """When, where and how sure: `steps 12 to 44 · rnn.weight_hh_l0 and 3 more layers · likely cause`."""
+def where_text(finding: Finding, follows: bool = False) -> str:
+    """When, where and how sure: `steps 12 to 44 · rnn.weight_hh_l0 and 3 more layers · likely cause`.
+
+    How sure a cause is goes unsaid of what `follows` from another finding.
+    """
     first, last = finding.first_step, finding.last_step
     if not finding.any_step:
         return "no step was recorded"
     steps = f"step {first:,}" if first == last else f"steps {first:,} to {last:,}"
     names, left = ", ".join(finding.layers[:MOST_NAMES]), len(finding.layers) - MOST_NAMES
     more = f" and {left} more layer{'s' if left > 1 else ''}" if left > 0 else ""
-    sure = f"{finding.confidence} cause" if finding.severity != "note" else ""
+    sure = f"{finding.confidence} cause" if finding.severity != "note" and not follows else ""
     return " · ".join(filter(None, [steps, finding.optimizer, names + more or "the whole model", sure]))
 
 

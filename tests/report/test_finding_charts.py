@@ -202,6 +202,7 @@ def test_where_names_steps_and_at_most_a_few_layers():
     assert where_text(finding(first=1200, last=3400, layers="abc")) == "steps 1,200 to 3,400 · a, b, c · possible cause"
     assert where_text(finding(layers="abcdef")).endswith("a, b, c, d and 2 more layers · possible cause")
     assert where_text(replace(finding(), severity="note")).endswith("the whole model")
+    assert where_text(finding(), follows=True).endswith("the whole model")
     assert where_text(replace(finding(), rule="nonfinite")).endswith("likely cause")
     assert evidence_text(finding(evidence={"grad_norm_growth": 412.34567, "metric": "loss", "steps": 31})) == (
         "grad norm growth: 412.3 · metric: loss · steps: 31"
