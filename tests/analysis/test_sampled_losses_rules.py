@@ -294,9 +294,8 @@ RAW = np.geomspace(9e4, 3e3, 240)
     ],
 )
 def test_a_term_that_is_the_whole_loss(terms, found):
-    loss = sum(
-        w * v for (n, v), w in zip(terms.items(), (0.5, 1, 0) if "value_loss" in terms else (1, 1), strict=False)
-    )
+    weights = {"value_loss": 0.5, "return": 0.0}
+    loss = sum(weights.get(name, 1.0) * values for name, values in terms.items())
     history = run_with(loss, logged=("loss", *terms))
     history = changed(history, per_step={**history.per_step, **terms})
     assert [f.evidence["term"] for f in loss_terms_unbalanced(history)] == [next(iter(terms))] * found

@@ -191,15 +191,20 @@ def summed_divergence(folder, sick=True, steps=200):
     return fit(folder, net, optim.Adam(net.parameters(), 0.003), loss_of, steps)
 
 
+def choices(net, draw):
+    """Inputs `[64, 6]`, the log-probabilities of what a policy may choose, and what it chose, `[64, 1]`."""
+    x = torch.randn(64, 6, generator=draw)
+    log_p = net(x).log_softmax(1)
+    return x, log_p, torch.multinomial(log_p.exp(), 1, generator=draw)
+
+
 def paid_in_hundreds(folder, sick=True, steps=150):
     """A bandit paid about 100 whatever it does (the twin: without the mean, divided by the deviation)."""
     torch.manual_seed(SEED[0])
     net, draw = dense([6, 32, 4]), torch.Generator().manual_seed(SEED[0])
 
     def loss_of(step):
-        x = torch.randn(64, 6, generator=draw)
-        log_p = net(x).log_softmax(1)
-        chosen = torch.multinomial(log_p.exp(), 1, generator=draw)
+        x, log_p, chosen = choices(net, draw)
         pay = 100 + 5 * (chosen[:, 0] == x[:, :4].argmax(1)).float()
         pay = pay if sick else (pay - pay.mean()) / (pay.std() + 1e-8)
         return -(log_p.gather(1, chosen)[:, 0] * pay).mean()
@@ -213,9 +218,7 @@ def rewarded_for_chance(folder, sick=True, steps=300):
     net, draw = dense([6, 32, 4]), torch.Generator().manual_seed(SEED[0])
 
     def loss_of(step):
-        x = torch.randn(64, 6, generator=draw)
-        log_p = net(x).log_softmax(1)
-        chosen = torch.multinomial(log_p.exp(), 1, generator=draw)
+        x, log_p, chosen = choices(net, draw)
         pay = (chosen[:, 0] == x[:, :4].argmax(1)).float()
         entropy = -(log_p.exp() * log_p).sum(1).mean()
         return -(log_p.gather(1, chosen)[:, 0] * (pay - pay.mean())).mean() - (2.0 if sick else 0.01) * entropy

@@ -11,7 +11,7 @@ from gradwatch.analysis.rules.loss_graph import from_graph, number_of_classes
 from gradwatch.analysis.rules.losses import has_rivals
 from gradwatch.analysis.rules.sampled_losses import entropy_of_two, sampled
 from gradwatch.formatting import percent
-from gradwatch.history import Floats, History
+from gradwatch.history import History
 
 
 def logits_bounded(
@@ -47,15 +47,13 @@ def logits_bounded(
     if len(step) < min_samples or len(history) < min_steps or not classes or classes < 2 or has_rivals(history):
         return []
     late, before = slice(-max(3, len(step) // 4), None), slice(len(step) // 4, len(step) // 2)
-    widest, ended = float(most[late].max()), float(np.median(loss[late]))
-    least, calibrated = _least(classes, widest), _calibrated(classes, right[late])
+    widest, ended, is_right = float(most[late].max()), float(np.median(loss[late])), float(np.median(right[late]))
+    least, calibrated = _least(classes, widest), _calibrated(classes, is_right)
     rests = 1 / still < widest / most[before].max() < still and np.median(usual[late]) > piled * widest
     is_unsure = ended > times * calibrated and ended - calibrated > unsure
     if np.median(share * targets) < 1.5:
-        is_unsure = cosines[0] < widest < cosines[1] and (
-            float(np.median(right[late])) < 0.5 or ended - calibrated > sure
-        )
-        is_unsure |= widest < multiplied and float(np.median(right[late])) > 4 / classes
+        is_unsure = cosines[0] < widest < cosines[1] and (is_right < 0.5 or ended - calibrated > sure)
+        is_unsure |= widest < multiplied and is_right > 4 / classes
     if not (rests and least > held * ended and is_unsure):
         return []
     causes = (
@@ -69,7 +67,7 @@ def logits_bounded(
             "logits-bounded",
             "",
             {"logit_range": widest, "classes": classes, "lowest_possible": least, "cross_entropy": ended},
-            f"The model is right in {percent(float(np.median(right[late])))} of its choices, and its logits come no "
+            f"The model is right in {percent(is_right)} of its choices, and its logits come no "
             f"further apart than {widest:.2g}: among {classes} classes no loss is below {least:.2g} then, and it ended "
             f"at {ended:.2g}. {either(causes)}",
             "Give the loss what a linear layer gives out. Cosines want a scale that is learnt or large, as 16 or 30: "
@@ -84,7 +82,7 @@ def _least(classes: int, apart: float) -> float:
     return math.log1p((classes - 1) * math.exp(-apart))
 
 
-def _calibrated(classes: int, right: Floats) -> float:
-    """The most that a model loses, in nats, that is so often right and as sure as that."""
-    share = float(np.clip(np.median(right), 1e-9, 1 - 1e-9))
+def _calibrated(classes: int, is_right: float) -> float:
+    """The most that a model loses, in nats, that is right in this share of its choices and as sure as that."""
+    share = float(np.clip(is_right, 1e-9, 1 - 1e-9))
     return entropy_of_two(share) + (1 - share) * math.log(max(classes - 1, 1))

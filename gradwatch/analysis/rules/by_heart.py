@@ -39,13 +39,15 @@ def labels_do_not_fit_inputs(
     share = share_explained(history)
     if len(share) < LEAST_SAMPLES + 2 or not can_be_judged(history, min_steps, running) or reaches_its_goal(history):
         return []
-    early, last = share[: len(share) // 2], ended(share)
-    if not np.median(early) < nothing or not -nothing < last < little or early.min() < -wild:
+    half = share[: len(share) // 2]
+    early, last = float(np.median(half)), ended(share)
+    if not early < nothing or not -nothing < last < little or half.min() < -wild:
         return []
     norms = [middle(part) for part in np.array_split(incoming(history), 5)]
     usual, moves = USUAL_RATIO[is_adaptive(history)], largest_ratio(history)
     if not max(grows * norms[0], 0.9 * max(norms)) < norms[-1] or not usual / 3 < moves < 5 * usual:
         return []
+    grew = norms[-1] / norms[0]
     of, constant = of_what(history)
     return [
         Finding(
@@ -55,14 +57,14 @@ def labels_do_not_fit_inputs(
             int(history.step[0]),
             int(history.step[-1]),
             {
-                "explained_first_half": float(np.median(early)),
+                "explained_first_half": early,
                 "explained": last,
-                "gradient_grew": norms[-1] / norms[0],
+                "gradient_grew": grew,
                 "update_ratio": moves,
             },
-            f"For the first half of the run the outputs explained {percent(max(float(np.median(early)), 0.0))} of the "
+            f"For the first half of the run the outputs explained {percent(max(early, 0.0))} of the "
             f"{of} that are asked for, and {percent(max(last, 0.0))} in the end (to know {constant} explains none of "
-            f"it), by steps of a usual size; and the gradient grew to {norms[-1] / norms[0]:.3g} times its first: what "
+            f"it), by steps of a usual size; and the gradient grew to {grew:.3g} times its first: what "
             f"is learnt is learnt by heart, example by example. {either(_APART)}",
             "Look at ten examples as the loss is given them, each input beside its target: behind the shuffling, the "
             "augmentation and what puts batches together. If they belong together, measure the loss on other data: "

@@ -26,7 +26,7 @@ def accumulation_not_averaged(history: History, least: int = 4) -> list[Finding]
     if is_adaptive(history) or not passes >= least:
         return []
     found = [f for rule in (exploding, lr_too_high, update_too_large) for f in rule(history) if f.severity != "note"]
-    found += [f for f in dead_layer(history) if f.severity == "error" and "first_update_ratio" in f.evidence]
+    found = found or [f for f in dead_layer(history) if f.severity == "error" and "first_update_ratio" in f.evidence]
     parts = f"{passes:.0f}"
     return [
         replace(

@@ -80,11 +80,9 @@ def _sick_lines(reports: Sequence[Report]) -> list[str]:
     sick, runs = sick_runs(reports), [run for report in reports for run in report.runs]
     erring = [run for run in runs if run not in sick and any(f.severity == "error" for f in run.findings)]
     lines = [f"{len(sick)} of {len(runs)} runs diverged. {MEANT}", *_names(sick)] if sick else []
-    return (
-        [*lines, f"{len(erring)} of {len(runs)} have an error and did not diverge.", *_names(erring)]
-        if erring
-        else lines
-    )
+    if erring:
+        lines += [f"{len(erring)} of {len(runs)} have an error and did not diverge.", *_names(erring)]
+    return lines
 
 
 def _names(runs: Sequence[RunSummary]) -> list[str]:

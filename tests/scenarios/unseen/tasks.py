@@ -62,6 +62,31 @@ def held_out(net, loss):
     return score
 
 
+def now_and_then(net, every, measure):
+    """`validate(step)`: what `measure` says in evaluation mode every so often, as a dict; else an empty one."""
+
+    def validate(step):
+        if step % every:
+            return {}
+        net.eval()
+        with torch.no_grad():
+            found = {name: float(value) for name, value in measure().items()}
+        net.train()
+        return found
+
+    return validate
+
+
+def judged(net, x, y):
+    """`measure()`: the validation loss and accuracy of a classifier."""
+
+    def measure():
+        logits = net(x)
+        return {"val_loss": F.cross_entropy(logits, y), "val_accuracy": (logits.argmax(1) == y).float().mean()}
+
+    return measure
+
+
 # ------------------------------------------------------------------------------------------------ two networks at play
 
 

@@ -7,32 +7,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional as F
 from unseen import dense, fit, seeded, sick
-from unseen.tasks import held_out, rounds
-
-
-def now_and_then(net, every, measure):
-    """`validate(step)`: what `measure` says in evaluation mode every so often, as a dict; else an empty one."""
-
-    def validate(step):
-        if step % every:
-            return {}
-        net.eval()
-        with torch.no_grad():
-            found = {name: float(value) for name, value in measure().items()}
-        net.train()
-        return found
-
-    return validate
-
-
-def judged(net, x, y):
-    """`measure()`: the validation loss and accuracy of a classifier."""
-
-    def measure():
-        logits = net(x)
-        return {"val_loss": F.cross_entropy(logits, y), "val_accuracy": (logits.argmax(1) == y).float().mean()}
-
-    return measure
+from unseen.tasks import held_out, judged, now_and_then, rounds
 
 
 @sick("lr-too-high", "update-too-large", where="all layers, all steps", cure="Adam at 1e-3")

@@ -7,22 +7,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional as F
 from unseen import dense, fit, seeded, sick
-from unseen.tasks import clipped, held_out, rounds, tend
-
-
-def now_and_then(net, every, measure):
-    """`validate(step)`: what `measure` says in evaluation mode every so often, as a dict; else an empty one."""
-
-    def validate(step):
-        if step % every:
-            return {}
-        net.eval()
-        with torch.no_grad():
-            found = {name: float(value) for name, value in measure().items()}
-        net.train()
-        return found
-
-    return validate
+from unseen.tasks import clipped, held_out, now_and_then, rounds, tend
 
 
 class Towers(nn.Module):
