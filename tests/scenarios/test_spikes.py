@@ -57,6 +57,15 @@ def test_an_odd_batch_that_throws_the_training_out(tmp_path):
     assert len(policies_in(finding)) == 2
 
 
+@pytest.mark.parametrize(("end", "severity", "causes"), [(0.2, "warning", 2), (0.69, "error", 0)])
+def test_a_loss_that_leaps_out_of_a_calm_may_be_of_a_harder_task(end, severity, causes):
+    history = make_history(steps=600, clip=None)
+    leap = np.concatenate([np.geomspace(0.69, 0.005, 100), np.full(5, 2.0), np.geomspace(2, end, 495)])
+    norm = np.concatenate([np.geomspace(0.5, 0.012, 100), np.full(500, 1.0)])
+    (found,) = spike(changed(history, per_step={**history.per_step, "loss": leap, "grad_norm": norm}))
+    assert (found.severity, found.evidence["odd_batch"], len(found.alternatives)) == (severity, 100, causes)
+
+
 def test_under_adam_the_same_batch_is_a_warning(tmp_path):
     finding = one(diagnose(d.odd_batch(tmp_path, make=d.adam(1e-3))), "spike")
     assert (finding.severity, finding.first_step, finding.last_step) == ("warning", 150, 150)

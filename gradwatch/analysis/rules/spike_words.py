@@ -29,7 +29,8 @@ def cause_of(
     if batch is not None:
         high = "leapt with it" if np.isfinite(history.total("grad_norm")[batch]) else "were not finite"
         at = int(history.step[batch])
-        return f"{many}. The loss leapt in step {at} out of a calm, and the gradients {high}: that batch is odd."
+        said = f"{many}. The loss leapt in step {at} out of a calm, and the gradients {high}"
+        return f"{said}, and the loss stayed up. {either(causes)}" if causes else f"{said}: that batch is odd."
     if not spikes:
         stayed = "while the gradients stayed usual"
         how = stayed if times < STAYED else f"and the gradient was {times:.3g} times the usual"

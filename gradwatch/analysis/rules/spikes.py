@@ -59,7 +59,8 @@ def spike(
     `well` (a metric got better by as much, where it is too early to tell of the loss; or the schedule had raised the
     rate, and the training succeeds), and it is the only one or none is above `began` times the highest norm of the
     run's first tenth (Adam's late instability, once the gradients have faded; Molybog et al., arXiv:2304.09871); an
-    error where the loss has not come back by the end or most later norms are not finite, else a warning. Where more
+    error where the loss has not come back by the end or most later norms are not finite, else a warning; a loss that
+    leapt for good, and falls again from where it leapt to, may be of a harder task: a warning, too. Where more
     than the share `often` of the steps are spikes, the 99th percentile of the norms lies among them: the cure under
     Adam and its kin is then a clip by each layer's own past (docs/findings/cures.md: outliers-under-a-square).
     Source: OLMo 2's spike score (seven standard deviations from the average of the last 1,000 values) and OLMo-core's
@@ -79,16 +80,14 @@ def spike(
     # A loss that jumps and comes back, with usual gradients, is one odd batch; with gradients that are not finite, not.
     quiet = bool(caught.all()) if up.any() else batch is None
     passed = quiet or (batch is None and np.nanmax(seen.times[rows], initial=1.0) < mild and _goes_well(history))
-    is_back = back == "yes" and (succeeds(history, well) or (not losses and descends(history)))
-    is_back |= back == "unknown" and reaches_its_goal(history, well)
     raised = raised_before(history, int(rows[0]))
-    is_back |= back == "yes" and bool(raised) and succeeds(history)  # a restart is meant
-    passed |= is_back and _is_small(incoming(history), rows, began)
-    severity: Severity = "error" if losses and not recovered else "note" if passed and recovered else "warning"
+    passed |= _is_back(history, losses, back, well, bool(raised)) and _is_small(incoming(history), rows, began)
+    new = batch is not None and _are_of_other_data(losses, batch)
+    severity: Severity = "error" if losses and not (recovered or new) else "note" if passed and recovered else "warning"
     one_row = largest_row(history, worst) if up[worst] else None
     many = len(rows) > often * len(history)
     others = other_data_from(history, int(rows[0]))
-    lasts = others or seen.last_long(rows)
+    lasts = others or new or seen.last_long(rows)
     cure, tries = cure_of(history, many, bool(rows[-1] >= ACTS_FROM), quiet and recovered, one_row)
     if tries and lasts:
         cure, tries = of_other_data(others, alone=rows[-1] - rows[0] < 2 * MEMORY)
@@ -98,7 +97,9 @@ def spike(
     evidence |= {} if one_row is None else one_row.evidence
     evidence |= _rose_before(incoming(history), int(rows[0]))
     stayed = float(evidence["times_usual"]) < STAYED
-    causes = () if batch is not None else OF_SPIKES if up.any() or not (lasts or stayed) else OF_LASTING * lasts
+    causes = OF_SPIKES if up.any() or not (lasts or stayed) else OF_LASTING * lasts
+    if batch is not None:
+        causes = OF_LASTING * new
     said = cause_of(history, evidence, batch, int(up.sum()) if up[worst] else 0, causes)
     return [
         Finding(
@@ -152,6 +153,29 @@ def _came_back(history: History, losses: dict[str, Floats], rows: Rows) -> tuple
     after = np.isfinite(norm[rows[-1] + 1 :])
     recovered = all(state != "no" for state in back) and (len(after) < 16 or after.mean() > 0.5)
     return "no" if not recovered else "unknown" if "unknown" in back else "yes", bool(recovered)
+
+
+def _is_back(history: History, losses: dict[str, Floats], back: str, well: float, raised: bool) -> bool:
+    """Whether it got better by the share `well` and the loss came `back`, or it is too early to tell of that.
+
+    By less where the rate was `raised`: a restart is meant.
+    """
+    if back == "yes":
+        return succeeds(history, well) or (raised and succeeds(history)) or (not losses and descends(history))
+    return back == "unknown" and reaches_its_goal(history, well)
+
+
+def _are_of_other_data(losses: dict[str, Floats], row: int, share: float = 0.5) -> bool:
+    """Whether a loss stays at the `share` of what it leapt to in this row, or more, and ends below that of its first.
+
+    One odd batch is over in a step, unless it throws the weights out; the next task of a curriculum is learnt.
+    """
+    for values in losses.values():
+        after = values[row + 1 :]
+        stays = middle(after[:4]) > share * values[row] and len(after) > 16
+        if stays and middle(after[-len(after) // 4 :]) < share * min(middle(values[:EARLIEST]), values[row]):
+            return True
+    return False
 
 
 def _goes_well(history: History) -> bool:
