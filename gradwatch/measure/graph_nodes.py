@@ -14,6 +14,7 @@ MOST_NODES = 5_000  # of a graph, those next to the loss first
 LONGEST = 50  # operations in a row that are looked through
 SAME_WEIGHTS = ("T", "Transpose", "Permute", "ToCopy", "View", "Unsqueeze")  # what leaves the numbers as they are
 SAME_INPUT = (*SAME_WEIGHTS, "Expand", "ReshapeAlias", "Clone", "UnsafeView")
+SAME_NUMBERS = ("Sum", "Neg", "Squeeze", "Select", "View", "Unsqueeze", "Stack", "Cat")  # but for where they stand
 PRODUCTS = ("Bmm", "Mm", "Mv", "Dot", "Baddbmm")
 PARTED = ("Unbind", "Split", "SplitWithSizes", "UnsafeSplit", "UnsafeSplitWithSizes")  # as many outputs as parts
 RECURRENT = ("MkldnnRnnLayer", "CudnnRnn")  # kernels of a whole recurrence

@@ -14,12 +14,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from gradwatch.measure import graph_signs, graph_values, loss_targets, pairs, policy_entropy, posterior
+from gradwatch.measure import graph_signs, graph_values, loss_targets, padding, pairs, policy_entropy, posterior
 from gradwatch.measure.graph_nodes import (
     MOST_NODES,
     PRODUCTS,
     RECURRENT,
     SAME_INPUT,
+    SAME_NUMBERS,
     SAME_WEIGHTS,
     Node,
     children,
@@ -35,6 +36,7 @@ from gradwatch.measure.graph_nodes import (
     with_reduction,
 )
 from gradwatch.measure.linear_chain import linear_chain, linear_pairs
+from gradwatch.measure.places import without_places
 from gradwatch.measure.sequence_axes import wrong_axes
 from gradwatch.measure.views import reorders
 from gradwatch.table import IN_LOSS
@@ -45,8 +47,6 @@ MOST_PATHS, LONGEST_PATH, MOST_ROWS = 8, 24, 64
 
 _BATCH_NORMS = ("NativeBatchNorm", "CudnnBatchNorm", "MiopenBatchNorm", "BatchNormWithUpdate")  # of these rows alone
 _WITH_WEIGHTS = ("Addmm", "Convolution", *RECURRENT)
-_SAME_NUMBERS = ("Sum", "Neg", "Squeeze", "Select", "View", "Unsqueeze", "Stack", "Cat")
-_CHOICES = ("Gather", "Index", "NllLoss")  # of log-probabilities
 _ARRANGE = ("Transpose", "Permute", "T")
 
 
@@ -112,7 +112,7 @@ class LossGraph:
         """What a loss of each target by itself is multiplied by; None of one that is reduced, or where nothing is."""
         for node in self._nodes[:nearest] if getattr(loss, "_saved_reduction", 1) == 0 else ():
             below = node
-            while name_of(below) in ("Mul", *_SAME_NUMBERS) and len(children(below)) == 1 and below is not loss:
+            while name_of(below) in ("Mul", *SAME_NUMBERS) and len(children(below)) == 1 and below is not loss:
                 below = children(below)[0]
             if name_of(node) == "Mul" and below is loss:
                 return graph_values.factor(node)
@@ -124,13 +124,16 @@ class LossGraph:
         And of a table whose rows the loss is taken of, as of a book of codes, which share of them is used
         (`codes_used`); of choices that are weighed, as by a return, its mean and deviation (`advantage_...`); of
         embeddings that are compared, and of scores that are added up, what `pairs` and `graph_signs` see; of a code
-        that is drawn, the share of its units that tell something.
+        that is drawn, the share of its units that tell something; of rows with padding, what is made of it (`padding`).
         """
         places = {name: place for place, name in enumerate(names)}
         found = graph_values.seen(self._parts(places)) | self._above(places) | pairs.seen(self._ends)
         code = posterior.seen(self._nodes, self._outer)
-        if code is not None and (layer := self._below(code[0])):
-            found |= graph_values.of_layer("code_informative", code[1], places[layer])
+        of_code = [] if code is None else [(code[0], {"code_informative": code[1]})]
+        for node, numbers in (*of_code, *padding.seen(self._nodes)):
+            if layer := self._below(node):
+                for kind, value in numbers.items():
+                    found |= graph_values.of_layer(kind, value, places[layer])
         return found | graph_signs.seen(self._root, self._own, places) | graph_signs.of_itself(self._nodes)
 
     @cached_property
@@ -153,20 +156,10 @@ class LossGraph:
                 used = graph_values.codes_used(node)
                 if used is not None and f"{IN_LOSS}codes_used" not in found:
                     found |= graph_values.of_layer("codes_used", used, places[layer])
-            elif name == "Mul" and self._weighs_choices(node):
+            elif name == "Mul" and policy_entropy.weighs_choices(node):
                 found = {**graph_values.weights_of_choices(node), **found}
                 weighs = True
         return {**found, **policy_entropy.seen(self._root)} if weighs else found
-
-    @staticmethod
-    def _weighs_choices(product: Node) -> bool:
-        """Log-probabilities, or their ratio to older ones: exp(new - old)."""
-        below = [] if is_written_in_python(product) else children(product)
-        if len(below) != 1:
-            return False
-        chosen = through(below[0], (*_SAME_NUMBERS, "Clamp"))
-        chosen = through(children(chosen)[0], (*_SAME_NUMBERS, "Sub")) if name_of(chosen) == "Exp" else chosen
-        return name_of(chosen) in _CHOICES
 
     def _parts(self, places: Mapping[str, int]) -> Iterator[graph_values.Part]:
         """So many of each operation that tells something, those next to the loss first; of what is given data, too."""
@@ -257,8 +250,10 @@ class LossGraph:
         with_weights = (node for node in self._nodes if name_of(node) in graph_values.GIVEN)
         inner = {self._own(node) for node in with_weights if not self._is_given_data(node)}
         found = [row for row in found if row["what"] != "input" or row["layer"] not in inner]
-        for met, made in wrong_axes(self._nodes, {*islice(self._down(), MOST_NODES)}):
-            seen = {"what": "sequence", "operation": name_of(met), "shape": text_of(shape_of(made))}
+        axes = [("sequence", *each) for each in wrong_axes(self._nodes, {*islice(self._down(), MOST_NODES)})]
+        places = [("unplaced", *each) for each in without_places(self._nodes)]
+        for what, met, made in (*axes, *places):
+            seen = {"what": what, "operation": name_of(met), "shape": text_of(shape_of(made))}
             found.append(seen | {"layer": self._below(made)})
         chain = linear_chain(self._nodes, self._own, self._is_given_data)
         pairs = [chain] if chain else linear_pairs(self._nodes, self._own)

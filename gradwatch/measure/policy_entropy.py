@@ -1,4 +1,6 @@
-"""Whether a loss falls or rises with the entropy of choices, by the signs on the way from it to p log p."""
+"""Choices that are weighed in a loss, and whether it falls or rises with their entropy, by the signs on the way from it
+to p log p.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +10,24 @@ import torch
 from torch import Tensor
 
 from gradwatch.measure.autograd import without_autograd
-from gradwatch.measure.graph_nodes import Node, children, name_of, through
+from gradwatch.measure.graph_nodes import SAME_NUMBERS, Node, children, is_written_in_python, name_of, through
 from gradwatch.measure.graph_signs import sign_of_all, terms
 from gradwatch.measure.graph_values import MOST_ROWS, kept
 from gradwatch.table import IN_LOSS
 
 _CLAMPS = ("Clamp", "ClampMin", "ClampMax")
+_CHOICES = ("Gather", "Index", "NllLoss")  # of log-probabilities
 _PROBABILITIES, _LOGARITHMS = ("Softmax", "SafeSoftmax", "Exp", "Div"), ("LogSoftmax", "Log", "Sub")
+
+
+def weighs_choices(product: Node) -> bool:
+    """Whether log-probabilities of choices are multiplied by a constant, or `exp(new - old)` of them."""
+    below = [] if is_written_in_python(product) else children(product)
+    if len(below) != 1:
+        return False
+    chosen = through(below[0], (*SAME_NUMBERS, "Clamp"))
+    chosen = through(children(chosen)[0], (*SAME_NUMBERS, "Sub")) if name_of(chosen) == "Exp" else chosen
+    return name_of(chosen) in _CHOICES
 
 
 @without_autograd

@@ -268,6 +268,7 @@ CHARTS: dict[str, Draw] = {
     "negative-loss": loss_curve,
     **dict.fromkeys(("softmax-twice", "activation-on-logits", "accumulation-not-averaged"), loss_curve),
     **dict.fromkeys(("shapes-broadcast", "softmax-over-the-batch", "norm-over-too-few", "axes-mixed"), loss_curve),
+    **dict.fromkeys(("mask-inverted", "padding-read-as-data", "positions-missing"), loss_curve),
     **dict.fromkeys(("dropout-too-strong", "no-activation"), loss_curve),
     **dict.fromkeys(("labels-not-shifted", "targets-out-of-range", "padding-in-loss"), loss_curve),
     **dict.fromkeys(("targets-not-normalised", "data-not-shuffled", "class-imbalance"), loss_curve),

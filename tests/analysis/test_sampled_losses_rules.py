@@ -28,6 +28,7 @@ from gradwatch.analysis.rules.losses import scaled_losses
 from gradwatch.analysis.rules.no_progress import no_progress
 from gradwatch.analysis.rules.number_targets import targets_not_normalised, targets_out_of_range
 from gradwatch.analysis.rules.open_choices import entropy_too_strong
+from gradwatch.analysis.rules.padding import mask_inverted, padding_read_as_data, positions_missing
 from gradwatch.analysis.rules.pairs import representation_collapse
 from gradwatch.analysis.rules.posterior import posterior_collapse
 from gradwatch.analysis.rules.sampled_losses import grows_harder, own_targets_grow, own_targets_move
@@ -275,6 +276,32 @@ def test_choices_that_stay_as_open_as_they_began(rewarded, entropy, found):
     history = run_with(advantage_std=0.5, entropy_rewarded=rewarded, choice_entropy=entropy)
     said = entropy_too_strong(history, running=100)
     assert [f.evidence["advantage_std"] for f in said] == [0.5] * found
+
+
+def of_first_layer(**numbers):
+    return {**numbers, **{f"layer_of/{name}": 0.0 for name in numbers}}
+
+
+@pytest.mark.parametrize(
+    ("share", "losses", "severities"),
+    [(0.5, None, ["warning"]), (0.2, None, []), (0.5, np.geomspace(1.4, 0.1, 240), ["note"])],
+)
+def test_a_state_that_is_read_behind_padding(share, losses, severities):
+    found = padding_read_as_data(run_with(losses, **of_first_layer(padding_behind=share)))
+    assert [(f.severity, len(f.layers)) for f in found] == [(severity, 1) for severity in severities]
+
+
+@pytest.mark.parametrize(("real", "padding", "found"), [(1.0, 0.0, 1), (0.0, 1.0, 0), (0.0, 0.0, 0), (0.9, 0.9, 0)])
+def test_a_mask_that_is_turned_round(real, padding, found):
+    said = mask_inverted(run_with(**of_first_layer(real_masked=real, padding_masked=padding)))
+    assert ["it is the wrong way round" in f.cause for f in said] == [True] * found
+
+
+@pytest.mark.parametrize(("losses", "found"), [(None, 1), (np.geomspace(1.4, 0.4, 240), 0)])
+def test_tokens_without_places_where_nothing_is_learnt(losses, found):
+    row = {"what": "unplaced", "operation": "Softmax", "shape": "32x9x16", "layer": ""}
+    said = positions_missing(run_with(losses, graph=(row,), logged=("loss",)), running=100)
+    assert [f.evidence["shape"] for f in said] == ["[32, 9, 16]"] * found
 
 
 RAW = np.geomspace(9e4, 3e3, 240)

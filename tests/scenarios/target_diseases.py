@@ -155,6 +155,81 @@ def read_ahead(folder, sick=True, steps=200):
     return fit(folder, net, optim.Adam(net.parameters(), 0.003), loss_of, steps)
 
 
+def words_and_lengths(longest=40):
+    """`draw(step)`: rows of words that are filled up with 0, how many are words, and the class that most speak for."""
+    made = torch.Generator().manual_seed(SEED[0])
+
+    def draw(step):
+        kind = torch.randint(3, (64,), generator=made)
+        length = torch.randint(3, 9, (64,), generator=made)
+        telling = torch.rand(64, longest, generator=made) < 0.5
+        words = torch.randint(1, 19, (64, longest), generator=made)
+        words = torch.where(telling, 1 + 6 * kind[:, None] + words % 6, words)
+        return words * (torch.arange(longest) < length[:, None]), length, kind
+
+    return draw
+
+
+def read_behind_padding(folder, sick=True, steps=200):
+    """A recurrence whose state is read at the end of the longest row (the twin: of each)."""
+    torch.manual_seed(SEED[0])
+    net = nn.ModuleDict(
+        {"word": nn.Embedding(19, 16, padding_idx=0), "rnn": nn.GRU(16, 32, batch_first=True), "head": nn.Linear(32, 3)}
+    )
+    draw = words_and_lengths()
+
+    def loss_of(step):
+        words, length, kind = draw(step)
+        states = net["rnn"](net["word"](words))[0]
+        last = states[:, -1] if sick else states[torch.arange(64), length - 1]
+        return F.cross_entropy(net["head"](last), kind)
+
+    return fit(folder, net, optim.Adam(net.parameters(), 0.003), loss_of, steps)
+
+
+def looks_at_padding(folder, sick=True, steps=200):
+    """An attention whose mask is True for the words (the twin: for the padding)."""
+    torch.manual_seed(SEED[0])
+    net = nn.ModuleDict(
+        {"word": nn.Embedding(19, 16, padding_idx=0), "all": nn.MultiheadAttention(16, 2, batch_first=True),
+         "head": nn.Linear(16, 3)}
+    )  # fmt: skip
+    draw = words_and_lengths()
+
+    def loss_of(step):
+        words, _, kind = draw(step)
+        tokens = net["word"](words)
+        is_padding = words == 0
+        ignored = ~is_padding if sick else is_padding
+        seen = net["all"](tokens, tokens, tokens, key_padding_mask=ignored, need_weights=False)[0]
+        return F.cross_entropy(net["head"](seen[:, 0]), kind)
+
+    return fit(folder, net, optim.Adam(net.parameters(), 0.003), loss_of, steps)
+
+
+def told_no_places(folder, sick=True, steps=250):
+    """Which of two words comes first, by an attention that knows no places (the twin: a table of them is added)."""
+    torch.manual_seed(SEED[0])
+    layer = nn.TransformerEncoderLayer(16, 2, 32, 0.0, batch_first=True, norm_first=True)
+    net = nn.ModuleDict(
+        {"word": nn.Embedding(8, 16), "place": nn.Embedding(6, 16), "head": nn.Linear(16, 2),
+         "body": nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)}
+    )  # fmt: skip
+    made = torch.Generator().manual_seed(SEED[0])
+    if sick:
+        del net["place"]
+
+    def loss_of(step):
+        words = torch.randint(2, 8, (64, 6), generator=made)
+        at = torch.rand(64, 6, generator=made).argsort(1)[:, :2]
+        words = words.scatter(1, at, torch.tensor([[0, 1]]).expand(64, 2))
+        tokens = net["word"](words)
+        out = net["body"](tokens if sick else tokens + net["place"].weight).mean(1)
+        return F.cross_entropy(net["head"](out), (at[:, 0] < at[:, 1]).long())
+
+    return fit(folder, net, optim.Adam(net.parameters(), 0.01), loss_of, steps)
+
+
 def far_codes(folder, sick=True, steps=150):
     """A quantiser of digits whose codes begin far out (the twin: at what the encoder gives out)."""
     torch.manual_seed(SEED[0])

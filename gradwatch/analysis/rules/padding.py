@@ -1,0 +1,96 @@
+"""What is said of rows of unlike lengths, or of no order: padding that is read as data, masks, places.
+
+Legend: B rows of a batch, T places.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from gradwatch.analysis.rules.finding import Finding
+from gradwatch.analysis.rules.loss_graph import from_graph, graph_rows, shape_in
+from gradwatch.analysis.rules.progress import can_be_judged, succeeds
+from gradwatch.analysis.rules.sampled_losses import in_most_looks, layer_at, sampled
+from gradwatch.formatting import percent
+from gradwatch.history import History
+
+
+def padding_read_as_data(history: History, share: float = 0.3, well: float = 0.5) -> list[Finding]:
+    """A recurrence whose state is read at the last place of its rows, behind padding. A warning; a note where the
+    training succeeds by the share `well` all the same.
+
+    Alarm: over the share `share` of the places, by the median of the samples, are padding that the state went through
+    just before it was read (`in_loss/padding_behind`).
+    Source: torch's documentation of `pack_padded_sequence`, whose last state is that of each row's own last place.
+    """
+    behind = in_most_looks(history, "padding_behind")
+    if not len(behind) or not np.median(behind) >= share:
+        return []
+    layer = layer_at(history, sampled(history, "layer_of/padding_behind")[1][-1])
+    found = from_graph(
+        history,
+        "padding-read-as-data",
+        layer,
+        {"padding_behind": float(np.median(behind))},
+        f"The state of a recurrence is read at the last place of its rows, and by then it has gone through padding: "
+        f"{percent(float(np.median(behind)))} of all places, of the average row. What it knew of the row is fading or "
+        "gone, and so is the gradient on the way back.",
+        "Read each row's state at its own last place: out[torch.arange(len(out)), lengths - 1], or give the recurrence "
+        "pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False) and read h_n.",
+    )
+    return [replace(found, severity="note") if succeeds(history, well) else found]
+
+
+def mask_inverted(history: History, most: float = 0.8, least: float = 0.2) -> list[Finding]:
+    """An attention that leaves out the real tokens and looks at the padding. A warning.
+
+    Alarm: its mask takes the share `most` of the real tokens away or more, and `least` of the padding or less, by the
+    medians of the samples (`in_loss/real_masked`, `padding_masked`).
+    Source: torch's documentation of `MultiheadAttention`, whose `key_padding_mask` is True for what is to be ignored,
+    and of `scaled_dot_product_attention`, whose `attn_mask` is True for what takes part.
+    """
+    real, padding = (in_most_looks(history, name) for name in ("real_masked", "padding_masked"))
+    if not len(real) or not len(padding) or not (np.median(real) >= most and np.median(padding) <= least):
+        return []
+    masked, of_padding = float(np.median(real)), float(np.median(padding))
+    return [
+        from_graph(
+            history,
+            "mask-inverted",
+            layer_at(history, sampled(history, "layer_of/real_masked")[1][-1]),
+            {"real_masked": masked, "padding_masked": of_padding},
+            f"The mask of an attention takes away {percent(masked)} of the real tokens and {percent(of_padding)} of "
+            "the padding: it is the wrong way round, and what is attended to is padding.",
+            "Turn it round. key_padding_mask and src_key_padding_mask are True where a token is to be ignored "
+            "(tokens == pad); attn_mask of scaled_dot_product_attention is True where one takes part (tokens != pad).",
+        )
+    ]
+
+
+def positions_missing(history: History, min_steps: int = 100, running: int = 500) -> list[Finding]:
+    """An attention over tokens that is told nothing of where each stands, where the training does not succeed. A
+    warning.
+
+    Alarm: between the table of the tokens and the attention nothing differs from place to place, nor does a mask
+    (`measure.places.without_places`). Of sets no more is wanted: a training that `succeeds` is left alone.
+    Source: Vaswani et al., arXiv:1706.03762, section 3.5.
+    """
+    for row in graph_rows(history, "unplaced"):
+        if succeeds(history) or not can_be_judged(history, min_steps, running):
+            continue
+        shape = list(shape_in(row["shape"]))
+        return [
+            from_graph(
+                history,
+                "positions-missing",
+                row["layer"],
+                {"shape": str(shape)},
+                f"The tokens {shape} come to the attention as the table has them: nothing tells it where each of them "
+                "stands, and no mask what comes before what. A row and the same row in any other order are one to it.",
+                "Add a position to each token before the first layer (a table of positions, or sines and cosines), or "
+                "turn queries and keys by it. If the rows are sets, whose order means nothing, it is something else.",
+            )
+        ]
+    return []
