@@ -372,15 +372,22 @@ SHUFFLED = {"explained": np.linspace(-0.03, 0.1, SAMPLES), "targets": 64.0, "tar
         ({"explained": np.r_[np.zeros(SAMPLES // 2), np.full(SAMPLES - SAMPLES // 2, 0.95)]}, (1.0, 2.0), 0),
         ({"targets": 4.0}, (1.0, 2.0), 0),
         ({"target_soft": 0.3}, (1.0, 2.0), 0),
+        ({"rises": "accuracy"}, (1.0, 4.0), 1),  # of the training data
+        ({"rises": "accuracy", "moves": 1e-3}, (1.0, 4.0), 1),
+        ({"rises": "accuracy"}, (1.0, 2.0), 0),
+        ({"rises": "val_accuracy"}, (1.0, 4.0), 0),
     ],
 )
 def test_targets_that_are_learnt_by_heart_are_told_from_those_that_are_learnt(differs, norms, found):
     differs = dict(differs)
-    moves = differs.pop("moves", 0.04)
+    moves, rises = differs.pop("moves", 0.04), differs.pop("rises", "")
     history = run_with(
-        np.linspace(1, 0.9, 240), graph=path("MseLoss Addmm"), logged=("loss",), **{**SHUFFLED, **differs}
+        np.linspace(1, 0.9, 240),
+        graph=path("MseLoss Addmm"),
+        logged=("loss", rises)[: 1 + bool(rises)],
+        **{**SHUFFLED, **differs},
     )
-    columns = {**history.per_step, "grad_norm": np.linspace(*norms, 240)}
+    columns = {**history.per_step, "grad_norm": np.linspace(*norms, 240), rises: np.linspace(0.25, 0.6, 240)}
     ratio = history.layer("update_ratio")
     layers = {**history.per_layer, "update_ratio": np.where(np.isnan(ratio), ratio, moves).astype(np.float32)}
     history = changed(history, per_step=columns, per_layer=layers)

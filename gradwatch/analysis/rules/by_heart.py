@@ -11,10 +11,11 @@ from gradwatch.analysis.clips import incoming
 from gradwatch.analysis.rules.facts import USUAL_RATIO, is_adaptive, middle
 from gradwatch.analysis.rules.finding import Finding, either
 from gradwatch.analysis.rules.layer_facts import largest_ratio
-from gradwatch.analysis.rules.progress import can_be_judged, reaches_its_goal
+from gradwatch.analysis.rules.progress import can_be_judged, progress, reaches_its_goal
 from gradwatch.analysis.rules.sampled_losses import LEAST_SAMPLES, ended, of_what, share_explained
 from gradwatch.formatting import percent
 from gradwatch.history import History
+from gradwatch.storage.logged_names import HELD_OUT
 
 
 def labels_do_not_fit_inputs(
@@ -25,29 +26,38 @@ def labels_do_not_fit_inputs(
     little: float = 0.6,
     grows: float = 1.25,
     wild: float = 0.5,
+    hard: float = 2.0,
+    well: float = 0.35,
 ) -> list[Finding]:
     """The outputs told nothing of the targets for half of the run and little since, and the gradient grew meanwhile.
 
     The share of the targets' variance that is explained, or of the entropy of their classes (`share_explained`), is
     below `nothing` in the first half of the samples, by the median, and never below -`wild`; and below `little` in the
     last quarter. The joint norm of the gradient, by the medians of fifths of the run, ended at `grows` times its first
-    or more, next to its highest; and the steps are of a usual size. What examples have in common is learnt soon, and
+    or more, next to its highest; and the steps are of a usual size. Where a metric of the training data got better all
+    the same, by steps that may be small, it ended at `hard` times its first at least, and less than the share `well` is
+    explained; where one of other data did, there is none. What examples have in common is learnt soon, and
     its gradient fades; what each asks for by itself pulls another way in each batch, ever harder.
     Source: Zhang et al. (2017), arXiv:1611.03530: labels that are drawn by lot are learnt too, only later; Chatterjee
     (2020), arXiv:2002.10657: their gradients do not add up over the examples.
     """
     share = share_explained(history)
-    if len(share) < LEAST_SAMPLES + 2 or not can_be_judged(history, min_steps, running) or reaches_its_goal(history):
+    if len(share) < LEAST_SAMPLES + 2 or not can_be_judged(history, min_steps, running):
         return []
+    if any(HELD_OUT.search(p.metric) and p.succeeded(0.2) for p in progress(history)):
+        return []
+    learnt = reaches_its_goal(history)  # by heart
+    little, grows = (well, hard) if learnt else (little, grows)
     half = share[: len(share) // 2]
     early, last = float(np.median(half)), ended(share)
     if not early < nothing or not -nothing < last < little or half.min() < -wild:
         return []
     norms = [middle(part) for part in np.array_split(incoming(history), 5)]
     usual, moves = USUAL_RATIO[is_adaptive(history)], largest_ratio(history)
-    if not max(grows * norms[0], 0.9 * max(norms)) < norms[-1] or not usual / 3 < moves < 5 * usual:
+    if not max(grows * norms[0], 0.9 * max(norms)) < norms[-1] or not (0 if learnt else usual / 3) < moves < 5 * usual:
         return []
     grew = norms[-1] / norms[0]
+    steps = "" if learnt else ", by steps of a usual size"
     of, constant = of_what(history)
     return [
         Finding(
@@ -64,8 +74,8 @@ def labels_do_not_fit_inputs(
             },
             f"For the first half of the run the outputs explained {percent(max(early, 0.0))} of the "
             f"{of} that are asked for, and {percent(max(last, 0.0))} in the end (to know {constant} explains none of "
-            f"it), by steps of a usual size; and the gradient grew to {grew:.3g} times its first: what "
-            f"is learnt is learnt by heart, example by example. {either(_APART)}",
+            f"it){steps}; and the gradient grew to {grew:.3g} times its first: what is learnt is learnt by heart, "
+            f"example by example. {either(_APART)}",
             "Look at ten examples as the loss is given them, each input beside its target: behind the shuffling, the "
             "augmentation and what puts batches together. If they belong together, measure the loss on other data: "
             "if it falls there, train longer.",

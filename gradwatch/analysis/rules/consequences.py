@@ -18,7 +18,8 @@ _UNCLIPPED = _MISMADE | {"double-clip"}
 _HARDLY_APART = {"update-too-small", "vanishing", "logits-bounded", "stale-second-moment"}  # what the loss is given
 _NAMED: dict[str, set[str]] = {
     **dict.fromkeys(("shapes-broadcast", "softmax-over-the-batch", "norm-over-too-few", "axes-mixed"), _MISMADE),
-    **dict.fromkeys(("mask-inverted", "padding-read-as-data", "positions-missing"), _MISMADE),
+    "mask-inverted": _MISMADE | {"positions-missing"},  # of words that it hides
+    **dict.fromkeys(("padding-read-as-data", "positions-missing"), _MISMADE),
     "dropout-too-strong": _MISMADE | {"bad-initialisation"},
     "accumulation-not-averaged": _RUINED | {"exploding", "lr-too-high", "update-too-large"},
     "accumulation-wiped": _MISMADE | {"data-not-shuffled"},  # what is left is the last of its micro-batches

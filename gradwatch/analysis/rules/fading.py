@@ -11,19 +11,26 @@ from gradwatch.analysis.rules.facts import middle, smooth
 from gradwatch.analysis.rules.finding import Finding, either
 from gradwatch.analysis.rules.layer_facts import bias_columns, matrices, pick
 from gradwatch.analysis.rules.losses import has_rivals
-from gradwatch.analysis.rules.progress import progress, succeeds, unmoved
+from gradwatch.analysis.rules.progress import progress, reaches_its_goal, succeeds, unmoved
 from gradwatch.history import Floats, History
 
 
 def fades(
-    history: History, times: float = 5.0, faded: float = 0.3, min_steps: int = 100, first: int = 5, left: float = 0.1
+    history: History,
+    times: float = 5.0,
+    faded: float = 0.3,
+    min_steps: int = 100,
+    first: int = 5,
+    left: float = 0.1,
+    well: float = 0.4,
 ) -> list[Finding]:
     """The first layers of a network get ever less of the gradient: what they give out matters less and less. A warning.
 
     Each weight matrix up to some layer lost `times` more of its gradient than each one behind it, from the median of
     its `first` rows to that of the last quarter, and was left with less than the share `faded`. Said as `vanishing`,
     which is along the depth from the start; this is along time. Not of a loss that came below the share `left` of where
-    it began (nothing is left to learn), nor where nothing got better, nor of parts that train against each other.
+    it began (nothing is left to learn), nor where a metric that is no loss got better by the share `well` or nothing
+    got better, nor of parts that train against each other.
     Source: Bowman et al., arXiv:1511.06349 (a decoder that does without its code); in healthy trainings of the tests
     the first layers lose up to 2.6 times more.
     """
@@ -31,7 +38,7 @@ def fades(
     losses = [p for p in progress(history) if p.is_loss]
     if len(history) < min_steps or len(names) < 3 or has_rivals(history):
         return []
-    if not losses or any(p.ended < left * p.first for p in losses):
+    if not losses or any(p.ended < left * p.first for p in losses) or reaches_its_goal(history, well):
         return []
     if unmoved(history, min_steps, 5 * min_steps):
         return []  # nothing got better at all: `no-progress` is more than that
