@@ -189,7 +189,7 @@ def softmax_between_the_layers(folder, ill):
 
 # "key_padding_mask" (a missing == 0; in Chinese), github.com/mlwithme/TransformerTranslation/issues/6
 @sick(
-    "dead-layer", "no-progress", "attention-collapsed",
+    "dead-layer", "no-progress", "attention-collapsed", "mask-inverted",
     where="the table, all steps: only the padding is looked at", cure="True where there is padding",
 )  # fmt: skip
 def mask_the_wrong_way_round(folder, ill):
