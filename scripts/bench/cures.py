@@ -100,10 +100,10 @@ The sick trainings of {groups}, with one seed, by `scripts/bench/cure_options.py
 that names options which can be tried on an unchanged script, and this is what the first of them did. Nobody read words
 for it."""
 OF_STRANGERS = """\
-The advice on each sick training of `{group}`, as the rules gave it when that group was read once, was followed by one
-of three people who had written neither: to the letter, one try each, and nothing where nothing was said. They had the
-code before them to change it, and with it what its author thinks is wrong; that they were asked to leave aside. Since
-then the words of three cures were changed, for the three that helped a little
+The advice on each sick training of {groups}, as the rules gave it when that group was read once, was
+followed by one of three people for each group who had written neither: to the letter, one try each, and nothing where
+nothing was said. They had the code before them to change it, and with it what its author thinks is wrong; that they
+were asked to leave aside. After `usual` the words of three cures were changed, for the three that helped a little
 (docs/measurements/advice_followed.json)."""
 WORDS = ("helps", "a little", "nothing", "worse")
 Row = dict[str, Any]
@@ -333,12 +333,15 @@ def page(results: Results) -> str:
 
 def by_strangers() -> list[str]:
     """What came of advice that others followed."""
-    told = json.loads(FOLLOWED.read_text(encoding="utf-8"))
-    kinds = {
-        "all": [row["result"] for row in told["trainings"]],
-        "of these, the finding is right": [row["result"] for row in told["trainings"] if row["right"]],
-    }
-    return [*OF_STRANGERS.format(group=told["group"]).splitlines(), "", *counted(kinds, WORDS)]
+    groups = json.loads(FOLLOWED.read_text(encoding="utf-8"))
+    kinds = {}
+    for told in groups:
+        kinds[f"all of `{told['group']}`"] = [row["result"] for row in told["trainings"]]
+        kinds[f"of `{told['group']}`, where the finding is right"] = [
+            row["result"] for row in told["trainings"] if row["right"]
+        ]
+    named = " and ".join(f"`{told['group']}`" for told in groups)
+    return [*OF_STRANGERS.format(groups=named).splitlines(), "", *counted(kinds, WORDS)]
 
 
 def by_options() -> list[str]:
