@@ -134,8 +134,8 @@ groups, three each, listed 40 mistakes from memory, of code and of settings, bef
 lot, and (but for `listed`) had a sentence of each finding beside its name. That is what people get wrong every day: 294
 of these 360 are right. Of nine more, by the reading of who changes the rules, what is said is the mistake, under a
 name that was not expected (a ReLU at the output is `targets-out-of-range`, a sigmoid was `softmax-twice`, weights of 0
-were `dead-layer`, as were units that a step threw out). Of the healthy ones of `sent` and later half are ordinary, half unusual; all of `common` are
-unusual.
+were `dead-layer`, as were units that a step threw out). Of the healthy ones of `sent` and later half are ordinary, half
+unusual; all of `common` are unusual.
 
 - **What is right** is mostly said of a number that is not finite, of what is not trained, of what is clipped or
   scheduled away. **What is silent or wrong** is mostly a rate that is too high for a part, a loss that falls all the
