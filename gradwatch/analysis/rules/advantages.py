@@ -44,7 +44,8 @@ def returns_not_normalised(
             f"deviation of {around:.3g}: whatever came of it, each choice is made "
             f"{'more' if np.median(mean) > 0 else 'less'} likely, by a gradient as large as the returns.",
             "Take a baseline away (the mean of the batch, or a learnt value) and divide by the deviation: "
-            "(returns - returns.mean()) / (returns.std() + 1e-8).",
+            "(returns - returns.mean()) / (returns.std() + 1e-8). Where something is paid at every move, returns shrink"
+            " towards the end of an episode: take the mean over the episodes at each move then, or the learnt value.",
         )
     ]
 
