@@ -11,7 +11,7 @@ import diseases
 import numpy as np
 import pytest
 import torch
-from recordings import Recorded
+from recordings import Recorded, recorded
 from torch import nn
 from trainings import fit, one, serious
 
@@ -89,7 +89,10 @@ def test_the_demos_rnn_gets_one_diagnosis_whatever_its_seed(seed, tmp_path):
         piece = letters[torch.randint(len(letters) - 65, (32, 1)) + torch.arange(65)]
         return char_rnn.next_character_loss(model(piece[:, :-1]), piece[:, 1:])
 
-    history = fit(tmp_path, model, torch.optim.SGD(model.parameters(), lr=5.0), loss_of, 80)
+    def train(folder):
+        return fit(folder, model, torch.optim.SGD(model.parameters(), lr=5.0), loss_of, 80)
+
+    history = recorded(f"demos-rnn-seed={seed}", train, tmp_path)
     assert [f.rule for f in diagnose(history) if f.severity == "error"] == ["lr-too-high"]
 
 

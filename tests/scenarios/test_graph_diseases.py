@@ -2,6 +2,7 @@
 
 import graph_diseases as g
 import pytest
+from recordings import Recorded
 from trainings import serious
 
 from gradwatch.analysis.rules import diagnose
@@ -24,4 +25,5 @@ def test_it_is_the_root_from_the_first_steps_on_and_the_twin_is_healthy(train, r
     assert serious(found) == [rule]
     assert (found[0].layers, found[0].first_step) == ((layer,) if layer else (), 0)
     assert words in found[0].cause
-    assert serious(diagnose(train(tmp_path / "well", sick=False, steps=steps))) == []
+    well = getattr(Recorded(g), train.__name__)
+    assert serious(diagnose(well(tmp_path / "well", sick=False, steps=steps))) == []
