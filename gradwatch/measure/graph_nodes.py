@@ -1,4 +1,4 @@
-"""The nodes of an autograd graph: what each is called, what it gives out, and those below it."""
+"""The nodes of an autograd graph: what each is called, what it gives out and keeps, and those below it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 MOST_NODES = 5_000  # of a graph, those next to the loss first
 LONGEST = 50  # operations in a row that are looked through
@@ -17,6 +18,7 @@ SAME_INPUT = (*SAME_WEIGHTS, "Expand", "ReshapeAlias", "Clone", "UnsafeView")
 SAME_NUMBERS = ("Sum", "Neg", "Squeeze", "Select", "View", "Unsqueeze", "Stack", "Cat")  # but for where they stand
 PRODUCTS = ("Bmm", "Mm", "Mv", "Dot", "Baddbmm")
 PARTED = ("Unbind", "Split", "SplitWithSizes", "UnsafeSplit", "UnsafeSplitWithSizes")  # as many outputs as parts
+_MASKS = ("attn_mask", "attn_bias")  # of a fused attention, by its kernel
 RECURRENT = ("MkldnnRnnLayer", "CudnnRnn")  # kernels of a whole recurrence
 Node = Any  # torch.autograd.graph.Node, or what stands for one of a Function written in Python
 Shape = tuple[int, ...]
@@ -129,6 +131,27 @@ def is_plain(kept: Any) -> bool | None:
     None where torch does not tell, as 2.6 does not. `kept` is what a node calls `_raw_saved_...`.
     """
     return kept.unpack_hook is None if hasattr(kept, "unpack_hook") else None
+
+
+def kept(node: Node, name: str) -> Tensor | None:
+    """What a node keeps by this name; None where it lies there in another way, or torch does not tell."""
+    if not is_plain(getattr(node, f"_raw_saved_{name}", None)):
+        return None
+    found = getattr(node, f"_saved_{name}")
+    ordinary = type(found) is Tensor and found.layout is torch.strided and not (found.is_nested or found.is_complex())
+    return found if ordinary and found.numel() else None
+
+
+def mask_of(attention: Node) -> Tensor | None:
+    """What a fused attention adds to its logits, or which of them it lets through."""
+    names = (name for name in _MASKS if hasattr(attention, f"_raw_saved_{name}"))
+    return next((mask for mask in (kept(attention, name) for name in names) if mask is not None), None)
+
+
+def hides_its_mask(attention: Node) -> bool:
+    """Whether a mask of a fused attention is kept in a way that does not tell it."""
+    raw = (getattr(attention, f"_raw_saved_{name}", None) for name in _MASKS)
+    return any(each is not None and not is_plain(each) for each in raw)
 
 
 def signed(number: int) -> int:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from gradwatch.measure import attention
 from gradwatch.measure.autograd import without_autograd
-from gradwatch.measure.graph_nodes import Node, is_plain, signed
+from gradwatch.measure.graph_nodes import Node, hides_its_mask, is_plain, kept, mask_of, signed
 from gradwatch.measure.saturation import SIGMOID_ENDS, TANH_ENDS
 from gradwatch.table import IN_LOSS, LAYER_IN_LOSS
 
@@ -156,15 +156,6 @@ def _looks(part: Part) -> Iterator[tuple[str, Look]]:
         yield f"end_{kind}", look
 
 
-def kept(node: Node, name: str) -> Tensor | None:
-    """What a node keeps by this name; None where it lies there in another way, or torch does not tell."""
-    if not is_plain(getattr(node, f"_raw_saved_{name}", None)):
-        return None
-    found = getattr(node, f"_saved_{name}")
-    ordinary = type(found) is Tensor and found.layout is torch.strided and not (found.is_nested or found.is_complex())
-    return found if ordinary and found.numel() else None
-
-
 def _spread(x: Tensor, dim: int, most: int) -> Tensor:
     """`most` places along one axis, or all, at a stride without a common factor with its length."""
     length = x.shape[dim]
@@ -216,12 +207,9 @@ def _sampled_attention(node: Node) -> Sample | None:
     query, key = kept(node, "query"), kept(node, "key")
     if query is None or key is None or query.dim() != 4 or key.dim() != 4:
         return None
-    mask = None
-    for name in ("attn_mask", "attn_bias"):
-        raw = getattr(node, f"_raw_saved_{name}", None)
-        if raw is not None and not is_plain(raw):
-            return None
-        mask = getattr(node, f"_saved_{name}") if raw is not None else mask
+    if hides_its_mask(node):
+        return None
+    mask = mask_of(node)
     few = slice(None, None, -(-len(query) // MOST_EXAMPLES))
     mask = mask[few] if mask is not None and mask.dim() == 4 and len(mask) == len(query) else mask
     query, key = query[few], key[few]

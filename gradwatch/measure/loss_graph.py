@@ -27,6 +27,7 @@ from gradwatch.measure.graph_nodes import (
     is_normed,
     is_product,
     is_written_in_python,
+    kept,
     name_of,
     shape_of,
     signed,
@@ -105,7 +106,7 @@ class LossGraph:
     def _data(self, loss: Node) -> list[Tensor]:
         """The first tables `[N, M]` of data that weights are given on the way to a loss: its targets may be in them."""
         given = (node for node in walk(loss) if name_of(node) in ("Addmm", "Mm") and self._is_given_data(node))
-        tables = (graph_values.kept(node, graph_values.GIVEN[name_of(node)].kept) for node in given)
+        tables = (kept(node, graph_values.GIVEN[name_of(node)].kept) for node in given)
         return [*islice((table for table in tables if table is not None), loss_targets.MOST_TABLES)]
 
     def _mask_of(self, loss: Node, nearest: int = 40) -> Tensor | None:

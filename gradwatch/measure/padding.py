@@ -14,16 +14,16 @@ from torch import Tensor
 
 from gradwatch.measure.attention import MASKED
 from gradwatch.measure.autograd import without_autograd
-from gradwatch.measure.graph_nodes import RECURRENT, Node, children, name_of, shape_of, signed
-from gradwatch.measure.graph_values import ATTENTIONS, GIVEN, kept
+from gradwatch.measure.graph_nodes import RECURRENT, Node, children, kept, mask_of, name_of, shape_of, signed
+from gradwatch.measure.graph_values import ATTENTIONS, GIVEN
 
 MOST_BELOW = 400  # operations
-MOST_ATTENTIONS = 4
+MOST_ATTENTIONS = MOST_READ = 4
 MOST_ROWS = 64  # of numbers
 
 
 @without_autograd
-def seen(nodes: Sequence[Node]) -> Iterator[tuple[Node, dict[str, Tensor]]]:
+def seen(nodes: Sequence[Node]) -> list[tuple[Node, dict[str, Tensor]]]:
     """Operations, and what each makes of padding, 0-d: the token that a table has for it, or its first one; or numbers
     that are all 0.
 
@@ -31,17 +31,20 @@ def seen(nodes: Sequence[Node]) -> Iterator[tuple[Node, dict[str, Tensor]]]:
     it went through just before, by the mean over the rows; not of rows that are packed. `real_masked` and
     `padding_masked`: of an attention over tokens, which shares of the real ones and of the padding it leaves out.
     """
-    for found in (_behind(nodes), _masked(nodes)):
-        if found is not None:
-            yield found
+    found = []
+    for look in (_behind, _masked):
+        try:
+            found.append(look(nodes))
+        except RuntimeError:  # what is kept was written to, of which torch tells in backward
+            continue
+    return [each for each in found if each is not None]
 
 
 def _behind(nodes: Sequence[Node]) -> tuple[Node, dict[str, Tensor]] | None:
-    for node in nodes:
-        if name_of(node) == "Select" and (last := _last_state(node)) is not None:
-            empty = _empty_places(last)
-            if empty is not None:
-                return last, {"padding_behind": empty.flip(1).cumprod(1).float().mean()}
+    picks = (_last_state(node) for node in nodes if name_of(node) == "Select")
+    for last in islice((pick for pick in picks if pick is not None), MOST_READ):
+        if (empty := _empty_places(last)) is not None:
+            return last, {"padding_behind": empty.flip(1).cumprod(1).float().mean()}
     return None
 
 
@@ -60,7 +63,7 @@ def _masked(nodes: Sequence[Node]) -> tuple[Node, dict[str, Tensor]] | None:
 def _left_out(attention: Node) -> Tensor | None:
     """Which columns the last query does not look at at all, `[B, T]`: in a causal one it looks at all."""
     if name_of(attention).startswith("ScaledDotProduct"):
-        mask = kept(attention, "attn_mask") if hasattr(attention, "_raw_saved_attn_mask") else None
+        mask = mask_of(attention)
         if mask is None or mask.dim() != 4:
             return None
         columns = mask[:, 0, -1]

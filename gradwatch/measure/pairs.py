@@ -12,8 +12,17 @@ import torch
 from torch import Tensor
 
 from gradwatch.measure.autograd import without_autograd
-from gradwatch.measure.graph_nodes import SAME_INPUT, SAME_WEIGHTS, Node, children, name_of, shape_of, through, walk
-from gradwatch.measure.graph_values import kept
+from gradwatch.measure.graph_nodes import (
+    SAME_INPUT,
+    SAME_WEIGHTS,
+    Node,
+    children,
+    kept,
+    name_of,
+    shape_of,
+    through,
+    walk,
+)
 from gradwatch.table import IN_LOSS
 
 LEAST_EXAMPLES = 8

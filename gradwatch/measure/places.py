@@ -7,8 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from gradwatch.measure.graph_nodes import PARTED, SAME_INPUT, Node, children, is_written_in_python, name_of, shape_of
-from gradwatch.measure.graph_values import ATTENTIONS, factor, kept
+from gradwatch.measure.graph_nodes import (
+    PARTED,
+    SAME_INPUT,
+    Node,
+    children,
+    hides_its_mask,
+    is_written_in_python,
+    mask_of,
+    name_of,
+    shape_of,
+)
+from gradwatch.measure.graph_values import ATTENTIONS, factor
 
 MOST_BELOW = 200  # operations
 _OF_EACH_PLACE = {
@@ -48,9 +58,9 @@ def _has_order(attention: Node) -> bool:
     """Whether a query may be kept from what comes after it, or a distance is added to its logits."""
     if not name_of(attention).startswith("ScaledDotProduct"):
         return False
-    if attention._saved_is_causal:
+    if attention._saved_is_causal or hides_its_mask(attention):
         return True
-    mask = kept(attention, "attn_mask") if hasattr(attention, "_raw_saved_attn_mask") else None
+    mask = mask_of(attention)
     return mask is not None and mask.dim() > 1 and mask.shape[-2] > 1
 
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from gradwatch.measure.autograd import without_autograd
-from gradwatch.measure.graph_nodes import SAME_NUMBERS, Node, children, is_written_in_python, name_of, through
+from gradwatch.measure.graph_nodes import SAME_NUMBERS, Node, children, is_written_in_python, kept, name_of, through
 from gradwatch.measure.graph_signs import sign_of_all, terms
-from gradwatch.measure.graph_values import MOST_ROWS, kept
+from gradwatch.measure.graph_values import MOST_ROWS
 from gradwatch.table import IN_LOSS
 
 _CLAMPS = ("Clamp", "ClampMin", "ClampMax")

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from gradwatch.measure.autograd import without_autograd
-from gradwatch.measure.graph_nodes import LONGEST, SAME_INPUT, Node, children, name_of, through
-from gradwatch.measure.graph_values import factor, kept
+from gradwatch.measure.graph_nodes import LONGEST, SAME_INPUT, Node, children, kept, name_of, through
+from gradwatch.measure.graph_values import factor
 
 MOST = 4  # codes of a loss
 LEAST_EXAMPLES = 8

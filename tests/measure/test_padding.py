@@ -95,3 +95,10 @@ def test_what_has_other_places_than_its_tokens_is_left_alone():
     scores = x @ x[:, ::2].transpose(1, 2)
     assert seen(scores.softmax(-1)) == {}
     assert seen(nn.Linear(4, 3)(x).softmax(-1)) == {}
+
+
+def test_tokens_that_were_written_to_since_tell_nothing():
+    tokens, _ = rows()
+    out = nn.GRU(3, 6, batch_first=True)(given(tokens, False, True))[0][:, -1]
+    tokens.zero_()
+    assert seen(out) == {}

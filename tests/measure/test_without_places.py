@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from gradwatch.measure.graph_nodes import walk
-from gradwatch.measure.places import without_places
+from gradwatch.measure.places import _has_order, without_places
 
 B, T, H = 8, 6, 4
 TOKENS = torch.randint(1, 9, (B, T))
@@ -79,3 +79,26 @@ def test_a_mask_of_padding_tells_none():
 def test_what_has_no_tokens_or_no_attention_is_left_alone():
     assert not unplaced(body()(torch.randn(B, T, H)))
     assert not unplaced(nn.Linear(H, 2)(embedded()))
+
+
+@pytest.mark.parametrize(
+    ("kept", "is_told"),
+    [
+        ({"attn_mask": torch.zeros(B, 1, 1, T)}, False),
+        ({"attn_mask": CAUSAL}, True),
+        ({"attn_bias": CAUSAL.expand(B, 2, T, T)}, True),  # as a CUDA kernel has it
+        ({}, False),
+    ],
+)
+def test_masks_of_fused_kernels(kept, is_told):
+    class Fused:
+        _saved_is_causal = False
+
+        def name(self):
+            return "ScaledDotProductEfficientAttentionBackward0"
+
+    node = Fused()
+    for name, mask in kept.items():
+        setattr(node, f"_saved_{name}", mask)
+        setattr(node, f"_raw_saved_{name}", type("Raw", (), {"unpack_hook": None}))
+    assert _has_order(node) == is_told
