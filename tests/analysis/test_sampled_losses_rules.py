@@ -17,6 +17,7 @@ from gradwatch.analysis.rules.epsilon import below_epsilon
 from gradwatch.analysis.rules.gradient_scale import gradients_accumulate
 from gradwatch.analysis.rules.initialisation import bad_initialisation
 from gradwatch.analysis.rules.inputs import first_odds, inputs_not_normalised
+from gradwatch.analysis.rules.large_updates import update_too_large
 from gradwatch.analysis.rules.long_steps import lr_too_high
 from gradwatch.analysis.rules.loss_targets import (
     accumulation_wiped,
@@ -302,6 +303,25 @@ def test_tokens_without_places_where_nothing_is_learnt(losses, found):
     row = {"what": "unplaced", "operation": "Softmax", "shape": "32x9x16", "layer": ""}
     said = positions_missing(run_with(losses, graph=(row,), logged=("loss",)), running=100)
     assert [f.evidence["shape"] for f in said] == ["[32, 9, 16]"] * found
+
+
+@pytest.mark.parametrize(
+    ("first", "dead", "found"),
+    [
+        (0.6, np.r_[0, np.full(SAMPLES - 1, 0.95)], 1),
+        (0.05, np.r_[0, np.full(SAMPLES - 1, 0.95)], 0),  # something else killed them
+        (0.6, np.full(SAMPLES, 0.95), 0),  # they were dead before
+        (0.6, np.r_[0, np.full(SAMPLES - 1, 0.3)], 0),
+        (0.6, np.r_[0, 0.95, np.full(SAMPLES - 2, 0.2)], 0),  # they came back
+    ],
+)
+def test_a_first_step_that_throws_units_to_where_they_are_dead(first, dead, found):
+    history = run_with(**of_first_layer(dead=dead))
+    ratio = history.layer("update_ratio").copy()
+    ratio[~np.isnan(ratio)] = 0.02
+    ratio[0] = first
+    history = changed(history, per_layer={**history.per_layer, "update_ratio": ratio})
+    assert ["It threw units" in f.cause for f in update_too_large(history)] == [True] * found
 
 
 RAW = np.geomspace(9e4, 3e3, 240)

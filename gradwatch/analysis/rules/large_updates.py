@@ -12,6 +12,7 @@ from gradwatch.analysis.rules.facts import (
     LEAST_STEPS,
     USUAL_RATIO,
     is_adaptive,
+    middle,
     optimizer_kind,
     set_rate,
     steps_taken,
@@ -23,6 +24,7 @@ from gradwatch.analysis.rules.layer_facts import (
     measured,
     pick,
 )
+from gradwatch.analysis.rules.sampled_losses import inside
 from gradwatch.analysis.rules.step_length import lengthened
 from gradwatch.analysis.rules.tries import new_rate, rate_times, warm_up
 from gradwatch.formatting import percent
@@ -38,7 +40,9 @@ def update_too_large(
 
     Of layers with two or more dimensions: the update ratio was above `adaptive` (Adam and its kin) or `sgd` in every
     measurement of more than `steps` steps, three at least. An error when most layers were so for more than `long`
-    steps, or when each measurement of a run that is too short to judge otherwise had most of them above `plain`.
+    steps, or when each measurement of a run that is too short to judge otherwise had most of them above `plain`. Or
+    the first steps alone were so long, of most layers, and threw the units of a ReLU to where they are dead
+    (`_threw_units`).
     Source: CS231n's update to weight ratio of about 1e-3; measured healthy: .008 (Adam 1e-3), .04 (SGD .5). The
     healthy trainings of the tests stay below .14 (Adam, first step) and .5 (SGD, first step), and below .04 later.
     """
@@ -53,7 +57,7 @@ def update_too_large(
     if plainly:
         spells = {i: [(0, len(rows) - 1)] for i in np.flatnonzero(wide) if (ratio[:, i] > plain).any()}
     if not spells:
-        return []
+        return _threw_units(history, rows, ratio[:, wide], limit)
     first, end = min(s[0] for f in spells.values() for s in f), max(s[1] for f in spells.values() for s in f)
     lasting = sum(max(rows[b] - rows[a] for a, b in found) > long for found in spells.values())
     largest = max(float(np.nanmedian(ratio[a : b + 1, i])) for i, found in spells.items() for a, b in found)
@@ -79,6 +83,38 @@ def update_too_large(
                 )
             ),
             tries=longer.left_of((rate_times(USUAL_RATIO[kind] / largest), warm_up(history))),
+        )
+    ]
+
+
+def _threw_units(
+    history: History, rows: Rows, ratio: Floats, limit: float, alive: float = 0.3, dead: float = 0.8
+) -> list[Finding]:
+    """Of the first measured step, in the beginning, the median layer changed by more than `limit`, `[M, W]`, and of the
+    worst ReLU's units, of which less than `alive` were dead, `dead` were soon after it, and nearly as many in the end.
+    """
+    worst = inside(history, "dead")
+    if worst is None or not len(rows) or rows[0] >= LEAST_STEPS / 4 or not ratio.shape[1]:
+        return []
+    first = middle(ratio[0])
+    if not (first > limit and worst.first < alive and worst.soon > dead and worst.last > 0.9 * dead):
+        return []
+    kind, usual = optimizer_kind(history), USUAL_RATIO[is_adaptive(history)]
+    return [
+        Finding(
+            "update-too-large",
+            "warning",
+            (worst.layer,) if worst.layer else (),
+            int(history.step[0]),
+            int(history.step[-1]),
+            {"update_ratio": first, "limit": limit, "usual": usual, "dead": worst.last, "lr": set_rate(history)},
+            f"The first step changed the median layer by {percent(first)} of its size; under {kind} {percent(usual)} "
+            f"is usual. It threw units to where they are dead: of the worst ReLU, behind `{worst.layer}`, "
+            f"{percent(worst.first)} were so before it, {percent(worst.soon)} by step {worst.soon_step}, and "
+            f"{percent(worst.last)} in the end.",
+            f"Lower the learning rate to {new_rate(history, to_usual(history, first))}, or warm it up over the first "
+            "few hundred steps. If the weights were trained before, most of what they knew went with that step.",
+            tries=(rate_times(usual / first), warm_up(history)),
         )
     ]
 
