@@ -18,8 +18,8 @@ from gradwatch.analysis.rules.guard import USUAL
 from gradwatch.open_run import open_history
 from gradwatch.report import build_report
 
-# Of the same disease with three seeds two.
-RECORDED = sorted(f for f in (Path(__file__).parent / "recorded").iterdir() if not f.name.startswith("seed2-"))
+# Of the same disease with three seeds one.
+RECORDED = sorted(f for f in (Path(__file__).parent / "recorded").iterdir() if not f.name.startswith("seed"))
 # Not one in `only('optimizer:AdamW', ...)`: of another norm.
 THRESHOLD = re.compile(r"(?<!', )ClipByGlobalNorm\(([\d.e+-]+)")
 NO_CLIP = re.compile(r"[Cc]lipping does not help")

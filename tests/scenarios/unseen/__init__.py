@@ -19,6 +19,7 @@ written first. `unseen.every` imports every one.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -150,8 +151,15 @@ def label(training: Sick | Healthy) -> str:
     its_group = group(training)
     if its_group not in UNNAMED:
         return training.name
-    kind, of = ("sick", SICK) if isinstance(training, Sick) else ("healthy", HEALTHY)
-    return f"{its_group} {kind} {of_group(of, its_group).index(training) + 1}"
+    kind = "sick" if isinstance(training, Sick) else "healthy"
+    return f"{its_group} {kind} {_order(kind, its_group, len(SICK) + len(HEALTHY))[training.name]}"
+
+
+@functools.cache
+def _order(kind: str, its_group: str, known: int) -> dict[str, int]:
+    """The place of each of a group, from 1 on, when so many trainings are known."""
+    names = (training.name for training in of_group(SICK if kind == "sick" else HEALTHY, its_group))
+    return {name: place for place, name in enumerate(names, 1)}
 
 
 def learns(outcome: Outcome, gain: float) -> bool:
