@@ -27,14 +27,14 @@ QUICK = pytest.StashKey[bool]()  # whether the slow tests are left out
 
 # The files that take longest, longest first: the workers begin with them, so that none is left with one at the end.
 LONGEST = [
-    "test_truth", "test_hooks", "test_advice_agrees", "test_diseases", "test_target_diseases", "test_chaos",
-    "test_sync_and_ui", "test_rewind", "test_distributed", "test_graph_diseases", "test_ray_pool", "test_bench",
-    "test_sweep", "test_html", "test_unseen", "test_demo", "test_outages", "test_inside_the_loss", "test_progress",
-    "test_watch", "test_interrupted", "test_gpu", "test_recorder", "test_terminal", "test_run_options", "test_service",
-    "test_search", "test_close_interrupted", "test_recordings", "test_run", "test_model", "test_courier_process",
-    "test_cures", "test_opening_interrupted", "test_launches", "test_other_defaults", "test_gradients",
-    "test_callbacks", "test_multi_tensor", "test_sampled_losses", "test_tracking_server", "test_writer", "test_seeds",
-    "test_rewind_ranks",
+    "test_truth", "test_sweep", "test_distributed", "test_rewind", "test_chaos", "test_ray_pool", "test_unseen",
+    "test_outages", "test_run_options", "test_html", "test_target_diseases", "test_service", "test_launches",
+    "test_run", "test_sync_and_ui", "test_cures", "test_bench", "test_search", "test_hooks", "test_demo", "test_writer",
+    "test_sanitize", "test_gpu", "test_docs", "test_tracking_server", "test_advice_agrees", "test_gradients",
+    "test_rewind_ranks", "test_multi_tensor", "test_alerts", "test_judgement", "test_rules_any_history",
+    "test_sanitize_fuzz", "test_ranks_that_end", "test_courier_process", "test_cuda_rules", "test_close_interrupted",
+    "test_interrupted", "test_other_defaults", "test_slurm", "test_courier", "test_callbacks", "test_compose_commands",
+    "test_package",
 ]  # fmt: skip
 
 
