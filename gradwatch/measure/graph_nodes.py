@@ -144,8 +144,7 @@ def kept(node: Node, name: str) -> Tensor | None:
 
 def mask_of(attention: Node) -> Tensor | None:
     """What a fused attention adds to its logits, or which of them it lets through."""
-    names = (name for name in _MASKS if hasattr(attention, f"_raw_saved_{name}"))
-    return next((mask for mask in (kept(attention, name) for name in names) if mask is not None), None)
+    return next((mask for mask in (kept(attention, name) for name in _MASKS) if mask is not None), None)
 
 
 def hides_its_mask(attention: Node) -> bool:

@@ -94,7 +94,7 @@ def _threw_units(
     worst ReLU's units, of which less than `alive` were dead, `dead` were soon after it, and nearly as many in the end.
     """
     worst = inside(history, "dead")
-    if worst is None or not len(rows) or rows[0] >= LEAST_STEPS / 4 or not ratio.shape[1]:
+    if worst is None or not len(rows) or rows[0] >= LEAST_STEPS / 4:
         return []
     first = middle(ratio[0])
     if not (first > limit and worst.first < alive and worst.soon > dead and worst.last > 0.9 * dead):

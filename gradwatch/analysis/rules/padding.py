@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
-
+from gradwatch.analysis.rules.facts import middle
 from gradwatch.analysis.rules.finding import Finding
 from gradwatch.analysis.rules.loss_graph import from_graph, graph_rows, shape_in
 from gradwatch.analysis.rules.progress import can_be_judged, succeeds
@@ -25,17 +24,17 @@ def padding_read_as_data(history: History, share: float = 0.3, well: float = 0.5
     just before it was read (`in_loss/padding_behind`).
     Source: torch's documentation of `pack_padded_sequence`, whose last state is that of each row's own last place.
     """
-    behind = in_most_looks(history, "padding_behind")
-    if not len(behind) or not np.median(behind) >= share:
+    behind = middle(in_most_looks(history, "padding_behind"))
+    if not behind >= share:  # NaN is not
         return []
     layer = layer_at(history, sampled(history, "layer_of/padding_behind")[1][-1])
     found = from_graph(
         history,
         "padding-read-as-data",
         layer,
-        {"padding_behind": float(np.median(behind))},
+        {"padding_behind": behind},
         f"The state of a recurrence is read at the last place of its rows, and by then it has gone through padding: "
-        f"{percent(float(np.median(behind)))} of all places, of the average row. What it knew of the row is fading or "
+        f"{percent(behind)} of all places, of the average row. What it knew of the row is fading or "
         "gone, and so is the gradient on the way back.",
         "Read each row's state at its own last place: out[torch.arange(len(out)), lengths - 1], or give the recurrence "
         "pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False) and read h_n.",
@@ -51,10 +50,9 @@ def mask_inverted(history: History, most: float = 0.8, least: float = 0.2) -> li
     Source: torch's documentation of `MultiheadAttention`, whose `key_padding_mask` is True for what is to be ignored,
     and of `scaled_dot_product_attention`, whose `attn_mask` is True for what takes part.
     """
-    real, padding = (in_most_looks(history, name) for name in ("real_masked", "padding_masked"))
-    if not len(real) or not len(padding) or not (np.median(real) >= most and np.median(padding) <= least):
+    masked, of_padding = (middle(in_most_looks(history, name)) for name in ("real_masked", "padding_masked"))
+    if not (masked >= most and of_padding <= least):
         return []
-    masked, of_padding = float(np.median(real)), float(np.median(padding))
     return [
         from_graph(
             history,
