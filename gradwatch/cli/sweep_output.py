@@ -20,6 +20,7 @@ from gradwatch.report.fitted_table import Lines
 from gradwatch.report.terminal import print_shown, print_text, show_comparison
 from gradwatch.sanitize import public_error
 from gradwatch.tracking.settings import MLFLOW_SETTINGS
+from gradwatch.tracking.views import address
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -91,7 +92,7 @@ def show_settled(
     paths = sweep_summary.write(found, asked.home, *by)
     print_shown(show_comparison(found.settled))
     print_text("\n".join(found.left_out))
-    click.echo(f"\nReport: {paths[0]}")
+    click.echo(f"\n{'Report' if paths[0].suffix == '.html' else 'Table'}: {paths[0]}")
     if "mlflow" not in (options["log"] or "mlflow").split(",") or importlib.util.find_spec("mlflow") is None:
         return
     for name, value in MLFLOW_SETTINGS.items():
@@ -100,6 +101,6 @@ def show_settled(
         with console.status("delivering to MLflow"):
             sweep_summary.wait_for_couriers(jobs)
             url = sweep_summary.publish(asked, jobs, found, paths)
-        click.echo(f"MLflow: {url}")
+        click.echo(address(url))
     except Exception as error:  # a server that is down: the files are there, and the same command again delivers
         click.echo(f"The summary is not in MLflow ({public_error(error)}).", err=True)

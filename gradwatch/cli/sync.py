@@ -40,6 +40,7 @@ def sync(folder: Path, everything: bool, following: bool, tracking_uri: str | No
     # whatever is set for the user's own calls: a request that is repeated blindly makes two runs of one
     os.environ[RETRIES] = MLFLOW_SETTINGS[RETRIES]
     from gradwatch.tracking.sync import deliverable, follow
+    from gradwatch.tracking.views import address
 
     if not following and not deliverable(folder, everything):
         raise RunError(
@@ -52,7 +53,7 @@ def sync(folder: Path, everything: bool, following: bool, tracking_uri: str | No
     else:
         outcomes = [_shown(outcome) for outcome in _progress(folder, everything, tracking_uri)]
         for url in dict.fromkeys(one.url for one in outcomes if one.url and not one.error):
-            click.echo(terminal(f"MLflow: {url}"))
+            click.echo(terminal(address(url)))
     if not all(outcome.done or (outcome.live and not outcome.error) for outcome in outcomes):
         raise SystemExit(1)
 

@@ -27,7 +27,7 @@ MOST_NAMED = 8
 
 @dataclass(frozen=True)
 class FittedTable:
-    """A table of text. `ranks`: how important each column is, 0 is never left out, higher goes first.
+    """A table of text. `ranks`: how important each column is, 0 is never left out, higher goes first, 1 wraps others.
 
     The first `left` columns are aligned to the left. `elsewhere` says where all columns are.
     """
@@ -68,7 +68,8 @@ class FittedTable:
         if _across(_least(columns[i]) for i in kept) > width:
             return None
         for i in sorted(set(range(len(columns))) - {*kept}, key=lambda i: (alike[i], self.ranks[i])):
-            if _across(_whole(columns[j]) for j in (*kept, i)) <= width:  # no cell is wrapped to make room for it
+            size = _least if self.ranks[i] == 1 and not alike[i] else _whole  # for no other column cells are wrapped
+            if _across(size(columns[j]) for j in (*kept, i)) <= width:
                 kept.append(i)
         return sorted(kept)
 

@@ -97,7 +97,7 @@ def line(x: NDArray[Any], y: NDArray[Any], name: str, color: str, limit: int = P
 
 
 def marks(x: NDArray[Any], name: str, color: str = BAD, height: float = 0.97, **style: Any) -> dict[str, Any]:
-    """Crosses along the upper edge of a chart, for steps that have no finite value to draw."""
+    """Crosses at a `height` of a chart, by default along its upper edge, for what has no value that can be drawn."""
     rows = np.unique(np.linspace(0, len(x) - 1, min(len(x), 100)).astype(int))
     return {
         "type": "scatter",

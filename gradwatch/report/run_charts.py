@@ -21,6 +21,7 @@ from gradwatch.report.plotly_figures import (
     BEFORE,
     PALETTE,
     POINTS,
+    ZERO,
     Chart,
     decades,
     figure,
@@ -45,8 +46,9 @@ def depth_charts(history: History) -> list[Chart]:
 def depth_chart(history: History, quantity: str, label: str) -> Chart | None:
     """The medians of `quantity` along the layers; None where it was recorded in fewer than two."""
     values = history.layer(quantity)
-    values = np.where(np.isfinite(values) & (values > 0), values, np.nan)
     shown = _weights(history)
+    still = np.flatnonzero((values[:, shown] == 0).sum(axis=0) > (values[:, shown] > 0).sum(axis=0))
+    values = np.where(np.isfinite(values) & (values > 0), values, np.nan)
     rows = np.flatnonzero(np.isfinite(values[:, shown]).any(axis=1))
     if np.isfinite(values[:, shown]).any(axis=0).sum() < 2:
         return None
@@ -63,12 +65,15 @@ def depth_chart(history: History, quantity: str, label: str) -> Chart | None:
              "customdata": [text(layer) for layer in names],
              "hovertemplate": "%{customdata}: %{y:.3g}<extra>" + name + "</extra>"}
         )  # fmt: skip
+    if len(still):
+        said = {"name": "exactly 0 in most steps", "hovertemplate": "exactly 0 in most steps<extra></extra>"}
+        traces.append(marks(still, color=ZERO, height=0.03, **said))
     drawn = figure(traces, label, max(decades(every), 0.01), hovermode="closest")
     ticks = list(range(0, len(names), -(-len(names) // MOST_LABELS)))
     labels = [text(short(names[i], 22)) for i in ticks]
     drawn["layout"]["xaxis"] |= {"title": {"text": ""}, "tickvals": ticks, "ticktext": labels, "tickangle": -35,
                                  "tickfont": {"size": 10}, "automargin": True}  # fmt: skip
-    note = f"Medians over the first tenth, the whole run and the last tenth of the steps that recorded the {label}."
+    note = "Medians, of what is above 0, over the first tenth, the whole and the last tenth of the measured steps."
     if len(shown) < len(history.layers):
         note += " Tensors of one dimension (biases, gains) are left out."
     return Chart(_title(label, column_medians(values[:, shown]), names), drawn, 330, note)

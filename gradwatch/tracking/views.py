@@ -77,6 +77,11 @@ def run_url(tracking_uri: str, experiment_id: str, run_id: str, page: str = "") 
     return f"{base}/{_place(experiment_id, run_id, page)}"
 
 
+def address(url: str) -> str:
+    """The line that names a page; of one that only `gradwatch ui` serves, what has to run first."""
+    return f"MLflow: {url}{' (a local store is shown there by: gradwatch ui)' if url.startswith(UI) else ''}"
+
+
 def _place(experiment_id: str, run_id: str, page: str) -> str:
     return f"#/experiments/{quote(experiment_id, safe='')}/runs/{quote(run_id, safe='')}{page}?{TRAINING}"
 

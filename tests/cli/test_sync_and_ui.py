@@ -43,7 +43,7 @@ def test_sync_prints_a_line_for_each_run_and_the_address_once(store, run, tmp_pa
     *lines, address = result.stdout.splitlines()
     assert [line.endswith(": delivered") for line in lines] == [True, True]
     assert address.startswith("MLflow: http://127.0.0.1:5000/#/experiments/1/runs?viewStateShareKey=gradwatch")
-    assert "workflowType=machine_learning" in address
+    assert address.endswith("workflowType=machine_learning (a local store is shown there by: gradwatch ui)")
     assert run("sync").exit_code == 0
 
 

@@ -389,7 +389,7 @@ def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(desk, sweep):
 def test_each_run_and_the_summary_are_in_mlflow(desk, store, sweep):
     out = sweep("--clip", "none", "--clip", GLOBAL, "--seed", "3", "--set-seed", "--jobs", "2", "--experiment", "e",
                 "train.py")  # fmt: skip
-    assert "MLflow: http://127.0.0.1:5000/#/experiments/" in out
+    assert re.search(r"Report: .*report\.html\nMLflow: http://127.0.0.1:5000/#/experiments/.*: gradwatch ui\)", out)
     with sqlite3.connect(desk / "mlflow.db") as database:
         rows = database.execute(
             "SELECT runs.name, runs.status, tags.value FROM runs JOIN tags USING (run_uuid) JOIN experiments USING "

@@ -272,6 +272,15 @@ def test_the_depth_profile_is_the_median_of_each_layer_early_and_late():
     assert chart.title == f"Depth profile: the gradient norm of head.bias is {times:.3g} times that of embed.weight"
 
 
+def test_layers_that_are_0_in_most_steps_are_crosses_in_the_depth_profile():
+    history = make_history(steps=20)
+    assert all(trace.get("yaxis") is None for trace in depth_charts(history)[0].figure["data"])
+    history.layer("grad_norm")[9:, 1] = 0
+    history.layer("grad_norm")[12:, 2] = 0
+    crosses = depth_charts(history)[0].figure["data"][-1]
+    assert (crosses["name"], list(unpack(crosses["x"]))) == ("exactly 0 in most steps", [1])
+
+
 def test_biases_are_left_out_of_the_depth_profile_where_shapes_are_known():
     history = make_history(steps=20)
     layers = tuple(replace(x, shape=(4,) if x.name.endswith("bias") else (4, 4)) for x in history.run.layers)

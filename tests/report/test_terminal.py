@@ -156,6 +156,13 @@ def test_a_column_that_says_the_same_of_every_row_goes_before_others():
     assert printed(table, 15).splitlines()[0].split() == ["policy", "rate"]
 
 
+def test_prose_is_wrapped_for_the_column_that_matters_next_and_for_no_other():
+    rows = [["inf or NaN, counts as 2.303", "3 of 3", "5 %"], ["0.1", "0", "7 %"]]
+    table = FittedTable(["loss", "diverged", "rate"], rows, [0, 1, 2])
+    assert printed(table, 28).splitlines()[0].split() == ["loss", "diverged"]
+    assert "width: rate." in " ".join(printed(table, 28).split())
+
+
 def test_rows_are_stacked_where_even_the_important_columns_do_not_fit():
     table = FittedTable(["policy", "seed", "loss"], [["ClipByGlobalNorm(1.0)", "", "0.5 ± 0.1"]], [0, 0, 0])
     assert printed(table, 24) == "ClipByGlobalNorm(1.0)\n  loss: 0.5 ± 0.1\n"
