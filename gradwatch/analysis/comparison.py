@@ -153,7 +153,8 @@ def _row(
         median = float(np.median(steps))
         row["steps_to_target"] = median if np.isfinite(median) else NAN
         row["reached_target"] = int(np.isfinite(steps).sum())
-    norms = np.concatenate([final_values.finite_norms(history) for history in members])
+    apart = members[:1] if contender.alike else members  # a quantile of one run twice is none of that run
+    norms = np.concatenate([final_values.finite_norms(history) for history in apart])
     row["diverged"], row["alike"] = contender.diverged, contender.alike
     row["clip_rate"] = _mean([_mean(history.total("clip_rate")) for history in members])
     row["loop_clip_rate"] = _mean([loop_rate(history) for history in members])
@@ -167,7 +168,8 @@ def _metric_cells(name: str, contender: Contender, difference: Estimate, verdict
     values = list(contender.values[name].values())
     mean = intervals.mean(values)
     ended = _mean([final_values.final(history, name) for history in contender.members])
-    found = {name: mean.value, f"{name}_std": _spread(values), f"{name}_low": mean.low, f"{name}_high": mean.high}
+    low, high = (NAN, NAN) if contender.alike else (mean.low, mean.high)
+    found = {name: mean.value, f"{name}_std": _spread(values), f"{name}_low": low, f"{name}_high": high}
     ends = {"diff": difference.value, "diff_low": difference.low, "diff_high": difference.high,
             "method": difference.method, "verdict": verdict, "ended": ended}  # fmt: skip
     return found | {f"{name}_{word}": value for word, value in ends.items()}

@@ -52,10 +52,15 @@ def suggest(history: History, findings: Sequence[Finding]) -> tuple[Suggestion, 
     """
     if history.run.source:
         return ()
-    return tuple(
-        Suggestion(*_suggest(lane, [f for f in findings if f.optimizer == name and _counts(f)]), name)
-        for name, lane in history.lanes().items()
-    )
+    made = []
+    for name, lane in history.lanes().items():
+        roots = [f for f in findings if f.optimizer == name and _counts(f)]
+        policy, reasons = _suggest(lane, roots)
+        rated = next((f.rule for f in roots if any("--lr-scale" in each for each in f.tries[:1])), "")
+        if policy and rated:
+            reasons = (f"Beside the learning rate that {rated} asks for: a clip alone leaves that as it is.", *reasons)
+        made.append(Suggestion(policy, reasons, name))
+    return tuple(made)
 
 
 def _counts(finding: Finding) -> bool:
@@ -99,13 +104,20 @@ def _suggest(history: History, roots: list[Finding]) -> tuple[str, tuple[str, ..
     return policy, reasons
 
 
+def _too_few(healthy: int, steps: int) -> str:
+    said = f"Only {healthy} of {steps:,} steps were healthy"
+    if healthy == steps:
+        said = f"All {steps:,} steps were healthy" if steps > 1 else "One step was taken"
+    return f"{said}, and {ENOUGH} are wanted to take a threshold from"
+
+
 def _guard(history: History, roots: list[Finding]) -> tuple[str, tuple[str, ...]]:
     """A clip by the global norm (ZClip where there are spikes), and why."""
     norms, steps = healthy_norms(history, roots), len(history)
     rules = {finding.rule for finding in roots}
     limit = limit_of(norms)
     if limit is None and not rules & TOO_LARGE_STEPS:
-        few = f"Only {len(norms)} of {steps:,} steps were healthy, and {ENOUGH} are wanted to take a threshold from."
+        few = f"{_too_few(len(norms), steps)}."
         if "spike" not in rules:
             return "", (few,)
         if all(root.first_step < ACTS_FROM for root in roots if root.rule == "spike"):
@@ -115,8 +127,7 @@ def _guard(history: History, roots: list[Finding]) -> tuple[str, tuple[str, ...]
         first = finite_norms(history)[:1]
         was = f" Its first norm was {first[0]:.3g}." if len(first) else ""
         return f"ClipByGlobalNorm({USUAL})", (
-            f"Only {len(norms)} of {steps:,} steps were healthy, and {ENOUGH} are wanted to take a threshold from; "
-            f"{USUAL} is the usual first value.{was}",
+            f"{_too_few(len(norms), steps)}; {USUAL} is the usual first value.{was}",
             "Look at the clip rate of the next run: a threshold that fires on most steps is a second learning rate.",
         )
     lower = under_own(history, roots, limit)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -71,9 +71,15 @@ def judge(ours: Contender, theirs: Contender, metric: str, rises: bool | None) -
     mine, others = ours.values[metric], theirs.values[metric]
     falling = rises is False and all(not value <= 0 for value in (*mine.values(), *others.values()))
     difference = (intervals.change if falling else intervals.difference)(mine, others)
-    if rises is None or ours.alike or theirs.alike or (np.isnan(ours.mean(metric)) and ours.share < 1):
-        return difference, NOT_JUDGED
     enough = min(len(ours.members), len(theirs.members)) > 1
+    at_cap = ours.diverged and theirs.diverged and difference.low == difference.high
+    if at_cap or ours.share == theirs.share == 1:  # what they count as is what they were before training
+        method = "runs of both count as what they were before training"
+        return Estimate(NAN, method=method), NO_DIFFERENCE if enough else NOT_JUDGED
+    if ours.alike or theirs.alike:
+        return replace(difference, low=NAN, high=NAN, p=NAN), NOT_JUDGED
+    if rises is None or (np.isnan(ours.mean(metric)) and ours.share < 1):
+        return difference, NOT_JUDGED
     if {ours.share, theirs.share} == {0.0, 1.0}:
         method = f"{ours.diverged} of {len(ours.members)} runs diverged, {theirs.diverged} of {len(theirs.members)}"
         word = WORSE if ours.share else BETTER

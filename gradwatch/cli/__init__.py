@@ -64,6 +64,15 @@ class Handover(BaseException):
 class Commands(click.Group):
     """A group whose help needs none of its commands: torch, MLflow and pandas take seconds to import."""
 
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        """Click's own, with the command that may have been meant."""
+        if args and args[0] not in COMMANDS and args[0].isidentifier():
+            from difflib import get_close_matches
+
+            near = get_close_matches(args[0], COMMANDS, 1)
+            ctx.fail(f"there is no command {args[0]!r}{f', did you mean {near[0]}?' if near else ''}")
+        return super().resolve_command(ctx, args)
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The names, in the order in which a new user meets them."""
         return list(COMMANDS)

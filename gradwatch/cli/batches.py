@@ -6,12 +6,14 @@ import json
 
 import click
 
+from gradwatch.cli.options import Whole
+
 
 @click.command()
 @click.argument("run", metavar="RUN")
 @click.option("--format", "kind", type=click.Choice(("text", "json")), default="text", show_default=True,
               help="How to print them; json: the list of numbers that gradwatch.skip and Lightning read.")  # fmt: skip
-@click.option("--before", metavar="N", type=click.IntRange(0), default=0, show_default=True,
+@click.option("--before", metavar="N", type=Whole(0), default=0, show_default=True,
               help="So many batches before each of them, too.")  # fmt: skip
 def batches(run: str, kind: str, before: int) -> None:
     """List the batches of one run with which something went wrong at once.

@@ -36,6 +36,12 @@ class Module(click.Option):
         option.process = process_and_stop
 
 
+class Whole(click.IntRange):
+    """A whole number, called so in errors."""
+
+    name = "whole number"
+
+
 class Number(click.FloatRange):
     """A number in a range, which NaN and infinity are not."""
 
@@ -136,7 +142,7 @@ def template_text(ctx: click.Context, param: click.Parameter, value: tuple[str, 
 def intervening(many: bool = False) -> Callable[[Decorated], Decorated]:
     """The options that change a training, beside --clip and --renorm; `many`: once for each that is compared."""
     again, ends = ("; again for each", "s") if many else ("", "")
-    factor, count = Number(0, min_open=True), click.IntRange(0, MAX_STEP)
+    factor, count = Number(0, min_open=True), Whole(0, MAX_STEP)
     scale: dict[str, Any] = {"type": factor, "show_default": True, "default": 1.0}
     steps: dict[str, Any] = {"type": count, "show_default": True, "default": 0}
     if many:
@@ -178,13 +184,13 @@ def looking_inside(as_for_run: bool = False) -> Callable[[Decorated], Decorated]
         option("--activations", is_flag=True, said="Record what the model's blocks and non-linearities give out."),
         option("--activations-of", metavar="PATTERN", multiple=True,
                said="The same of the modules with such names, as '*.attn'; again for more."),
-        option("--activations-every", metavar="N", type=click.IntRange(1), default=50,
+        option("--activations-every", metavar="N", type=Whole(1), default=50,
                said="Steps between two in which activations are measured."),
         option("--singular-values", is_flag=True,
                said="Record the largest singular value and the stable rank of all weight matrices."),
         option("--singular-values-of", metavar="PATTERN", multiple=True,
                said="The same of the weights with such names, as '*.attn.*'; again for more."),
-        option("--histogram-every", metavar="N", type=click.IntRange(1),
+        option("--histogram-every", metavar="N", type=Whole(1),
                said="Record a histogram of each layer's gradient every N steps."),
         option("--noise-scale", is_flag=True,
                said="Record the norm of each step's first micro-batch, for the gradient noise scale."),

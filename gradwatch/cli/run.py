@@ -15,6 +15,7 @@ from gradwatch.cli.options import (
     INSIDE,
     Module,
     Number,
+    Whole,
     as_split,
     given,
     intervening,
@@ -47,9 +48,9 @@ REPEATED = ("--script-clip", "--every", "--total-steps", "--metric-regex", "--hi
               help="Whether the script's own clip_grad_norm_ and clip_grad_value_ act, or do nothing.")  # fmt: skip
 @click.option("--halt-on", type=click.Choice(("error", "never")), default="never", show_default=True,
               help="End the script, with exit code 1, when a finding of that severity shows.")  # fmt: skip
-@click.option("--every", metavar="N", type=click.IntRange(1), default=10, show_default=True,
+@click.option("--every", metavar="N", type=Whole(1), default=10, show_default=True,
               help="Steps between measurements of weight norms and update ratios.")  # fmt: skip
-@click.option("--total-steps", metavar="N", type=click.IntRange(1),
+@click.option("--total-steps", metavar="N", type=Whole(1),
               help="The length of the run, if known: MLflow then gets about 300 points of each curve.")  # fmt: skip
 @click.option("--flush-every", metavar="SECONDS", type=Number(0, 86_400, min_open=True), default=5.0,
               show_default=True, help="Seconds of steps that a killed process may lose at most.")  # fmt: skip
@@ -67,7 +68,7 @@ REPEATED = ("--script-clip", "--every", "--total-steps", "--metric-regex", "--hi
 @click.option("--run-name", metavar="NAME", help="The run's name. [default: the script's]")
 @click.option("--dir", "dir", metavar="DIR", default="gradwatch-runs", show_default=True,
               help="The folder that holds the run folders.")  # fmt: skip
-@click.option("--set-seed", metavar="N", type=click.IntRange(0), help="Seed random, numpy and torch with N.")
+@click.option("--set-seed", metavar="N", type=Whole(0), help="Seed random, numpy and torch with N.")
 @click.option("--tag", "tag", metavar="KEY=VALUE", multiple=True, callback=pair_texts,
               help="An MLflow tag of the run; again for more.")  # fmt: skip
 @click.option("--param", "param", metavar="KEY=VALUE", multiple=True, callback=pair_texts,

@@ -19,6 +19,7 @@ from gradwatch.cli.options import (
     INSIDE,
     Module,
     Number,
+    Whole,
     intervening,
     looking_inside,
     pattern_texts,
@@ -57,23 +58,23 @@ def byte_size(ctx: click.Context, param: click.Parameter, value: Any) -> int | N
 @click.option("--renorm", "renorms", metavar="TEXT", multiple=True, callback=template_text,
               help="A weight constraint, or none; with each clip.")  # fmt: skip
 @intervening(many=True)
-@click.option("--search", metavar="N", type=click.IntRange(1), help="Have Optuna draw N trials, by --metric, from "
+@click.option("--search", metavar="N", type=Whole(1), help="Have Optuna draw N trials, by --metric, from "
               "ranges in the options above, as 'ClipByGlobalNorm(0.1..10)' or --lr-scale 0.1..10.")  # fmt: skip
 @click.option("--cures", metavar="RUN", help="Train RUN's own script again, unchanged and with each cure that its "
               "findings name, instead of policies; SCRIPT where RUN does not say how it was started.")  # fmt: skip
 @click.option("--usual-cures", is_flag=True, help="With --cures: also what mends many trainings, whatever was found: "
               "other learning rates, a warm-up, a bound by each layer's own past.")  # fmt: skip
-@click.option("--seed", "seeds", metavar="N", type=click.IntRange(0, 2**32 - 1), multiple=True,
+@click.option("--seed", "seeds", metavar="N", type=Whole(0, 2**32 - 1), multiple=True,
               help="A seed: {seed} in ARGS, and GRADWATCH_SEED; again for each.")  # fmt: skip
 @click.option("--set-seed", "set_seeds", is_flag=True, help="Seed random, numpy and torch in the script.")
-@click.option("--jobs", metavar="N", type=click.IntRange(1),
+@click.option("--jobs", metavar="N", type=Whole(1),
               help="Trainings at a time, sharing the CPU's threads. [default: the number of GPUs, or 1]")  # fmt: skip
 @click.option("--on", "where", type=click.Choice(("ray", "slurm")),
               help="Train on the Ray cluster at RAY_ADDRESS or of this machine; print a SLURM array.")  # fmt: skip
 @click.option("--submit", is_flag=True, help="With --on slurm: submit the array, and wait for its trainings.")
-@click.option("--only", metavar="K", type=click.IntRange(1),
+@click.option("--only", metavar="K", type=Whole(1),
               help="Train the K-th alone, from 1, here: for the array of any scheduler.")  # fmt: skip
-@click.option("--cpus", metavar="N", type=click.IntRange(1), help="With --on: of each training.")
+@click.option("--cpus", metavar="N", type=Whole(1), help="With --on: of each training.")
 @click.option("--gpus", metavar="N", type=Number(0), help="With --on: of each training; 0.5 shares one.")
 @click.option("--memory", metavar="SIZE", callback=byte_size, help="With --on: of each training, such as 16G.")
 @click.option("--prefix", metavar="WORDS", help="A launcher in front of each training, such as 'srun -n1'.")
@@ -82,7 +83,7 @@ def byte_size(ctx: click.Context, param: click.Parameter, value: Any) -> int | N
               "lies wholly beyond that of the best.")  # fmt: skip
 @click.option("--force", is_flag=True, help="Train again what is finished.")
 @click.option("--script-clip", type=click.Choice(("keep", "replace")), help="As for run.  [default: keep]")
-@click.option("--every", metavar="N", type=click.IntRange(1), help="As for run.  [default: 10]")
+@click.option("--every", metavar="N", type=Whole(1), help="As for run.  [default: 10]")
 @click.option("--flush-every", metavar="SECONDS", type=Number(0, 86_400, min_open=True),
               help="As for run.  [default: 5.0]")  # fmt: skip
 @looking_inside(as_for_run=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -12,8 +14,9 @@ from pathlib import Path
 
 import click
 
+from gradwatch.cli.options import Whole
 from gradwatch.errors import RunError
-from gradwatch.launcher.reaper import Reaper
+from gradwatch.launcher.reaper import Reaper, send
 from gradwatch.sanitize import terminal
 
 GRACE_SECONDS = 5.0  # between SIGINT, SIGTERM and SIGKILL
@@ -31,7 +34,7 @@ LIGHT = {
 
 
 @click.command()
-@click.option("--port", default=5000, show_default=True, type=click.IntRange(1, 65535), help="The port to listen on.")
+@click.option("--port", default=5000, show_default=True, type=Whole(1, 65535), help="The port to listen on.")
 @click.option("--store", metavar="URI|FOLDER", help="The store to show, or a folder that holds mlflow.db.")
 def ui(port: int, store: str | None) -> None:
     """Start the MLflow UI on the store in use, and print the address of the saved view.
@@ -88,7 +91,13 @@ def serve(port: int, uri: str) -> int:
         server = subprocess.Popen(server_command(port), env=server_environment(uri, port), start_new_session=True)
         reaper.add(server.pid)
         threading.Thread(target=server.wait, daemon=True).start()  # no zombie that the reaper would wait for
-        return server.wait()
+        try:
+            return server.wait()
+        except KeyboardInterrupt:  # of a SIGINT, as the reaper would send it, uvicorn tells in a traceback
+            send(server.pid, signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                server.wait(GRACE_SECONDS)
+            raise
 
 
 def server_command(port: int) -> list[str]:

@@ -238,7 +238,9 @@ def _line(
     new = set.intersection(*found) - set().union(*unchanged) - set(treated)  # in all, where there was none
     instead = sorted(new) if unchanged and gone else []
     left = root not in treated and any(root in each for each in found)
-    said = {BETTER: "better", WORSE: "worse", NOT_JUDGED: "not judged"}.get(verdict, "no better than unchanged")
+    said = {BETTER: "better", WORSE: "worse", NOT_JUDGED: "not judged"}.get(
+        verdict, "not shown to be better than unchanged"
+    )
     if verdict == WORSE:
         head = "made it worse"
     elif unchanged and not any(set(treated) & each for each in unchanged):

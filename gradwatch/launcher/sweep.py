@@ -286,7 +286,7 @@ def policies(
     clip_texts = [skipping(clip) if skip else clip for clip in read(clips) or [None]]
     every: list[list[Any]] = [clip_texts, read(renorms) or [None], [*lr_scales] or [1.0], [*warmups] or [0]]
     for values in every:
-        twice = [str(value) for value in values if values.count(value) > 1]
+        twice = [NONE if value is None else str(value) for value in values if values.count(value) > 1]
         if twice:
             raise RunError(f"{twice[0]} is given twice: wanted each policy once")
     yield from itertools.starmap(Intervention, itertools.product(*every))

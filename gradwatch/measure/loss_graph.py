@@ -39,7 +39,7 @@ from gradwatch.measure.graph_nodes import (
 from gradwatch.measure.linear_chain import linear_chain, linear_pairs
 from gradwatch.measure.places import without_places
 from gradwatch.measure.sequence_axes import wrong_axes
-from gradwatch.measure.views import reorders
+from gradwatch.measure.views import reordered_from, reorders
 from gradwatch.table import IN_LOSS
 
 MOST_ABOVE = 500  # of those above the first weights
@@ -242,10 +242,10 @@ class LossGraph:
         Of each `path` from the loss to weights: the `operations` on it, the `shapes` of what they give out, how many
         operands of each ask for a gradient (`operands`), and the `layer` it ends in. Of each `softmax`: its
         `operation`, `dim` and `shape`. Of each `batch_norm` in training, its `shape`; of each `group_norm`, how many
-        `numbers` it takes together. Of each `view` that puts axes into another order, the shape it is `of` and its own.
-        Of each `input`, an operation with weights that is given a batch, its `operation`; not of weights that others
-        give something, too, as a recurrence's. Of layers with nothing that bends between them, all of a model or two
-        that follow one another, their names (`linear`).
+        `numbers` it takes together. Of each `view` that puts axes into another order, also those of a batch, the shape
+        it is `of` and its own. Of each `input`, an operation with weights that is given a batch, its `operation`; not
+        of weights that others give something, too, as a recurrence's. Of layers with nothing that bends between them,
+        all of a model or two that follow one another, their names (`linear`).
         """
         found = [*self._paths(), *(row for node in self._nodes for row in self._of_node(node))]
         with_weights = (node for node in self._nodes if name_of(node) in graph_values.GIVEN)
@@ -272,6 +272,10 @@ class LossGraph:
             seen = {"what": "softmax", "operation": name, "dim": dim % len(shape)}
         elif self._is_given_data(node):
             seen = {"what": "input", "operation": name}
+            data = kept(node, graph_values.GIVEN[name].kept)
+            if data is not None and (before := reordered_from(data)):
+                view = {"what": "view", "of": text_of(before), "shape": text_of(tuple(data.shape))}
+                yield {**view, "layer": self._below(node)}
         elif name in _BATCH_NORMS and shape and getattr(node, "_saved_training", True):
             of_each = shape[0] == 1 and name_of(next(iter(children(node)), node)) in SAME_INPUT
             seen = {} if of_each else {"what": "batch_norm"}  # an instance norm is one of a single, long row

@@ -1,10 +1,12 @@
-"""Whether a view of a tensor under another shape keeps its axes, by the shapes alone."""
+"""Whether a view of a tensor under another shape keeps its axes, by the shapes."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
 from itertools import pairwise
+
+from torch import Tensor
 
 Shape = tuple[int, ...]
 
@@ -28,6 +30,18 @@ def reorders(before: Shape, after: Shape, arranged: bool = False) -> bool:
         if moved and (split or any(b % a for a, b in pairwise(splits))):
             return True
     return False
+
+
+def reordered_from(data: Tensor) -> Shape:
+    """The shape that a batch had, or as many rows cut out of more, where it was viewed under one that `reorders` that;
+    else empty.
+    """
+    whole = data._base
+    if whole is None or whole.dim() < 2 or not (data.is_contiguous() and whole.is_contiguous()):
+        return ()
+    row = whole[:1].numel()
+    before = (data.numel() // row, *whole.shape[1:]) if row and data.numel() % row == 0 else ()
+    return before if reorders(before, tuple(data.shape)) else ()
 
 
 def _groups(before: Shape, after: Shape) -> Iterator[tuple[list[int], list[int]]]:

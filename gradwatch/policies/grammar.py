@@ -202,6 +202,8 @@ def _unknown(name: str) -> str:
         return "ClipWith(fn) holds a function, which a text cannot: pass the object in Python"
     if name == "inf":
         return "inf is a name in Python; write it as text, 'inf'"
+    if name == "nan":
+        return "nan is no number that anything can be held to"
     near = _near(name, POLICIES)
     known = f"did you mean {near}?" if near else f"the known ones are {', '.join(POLICIES)}"
     return f"{name} is not a policy gradwatch knows; {known} (a policy class of your own must be passed as an object)"

@@ -190,7 +190,9 @@ class Live:
 
     def _compare(self, found: Iterable[Finding], steps: int) -> None:
         """Hear a diagnosis of the whole run, and take back what it has no more, nor among what follows from another."""
-        own = [finding for finding in found if self._is_own(finding)]
+        # of a run with one lane a finding names none, and this is the Watch that took its steps
+        named = (replace(finding, optimizer=finding.optimizer or self.part) for finding in found)
+        own = [finding for finding in named if self._is_own(finding)]
         self._hear(finding for finding in own if self.since <= finding.last_step < steps)
         every = [*own, *(replace(below, optimizer=f.optimizer) for f in own for below in f.consequences)]
         self._news += [(said.finding, True) for said in self._said if said.compare(every)]

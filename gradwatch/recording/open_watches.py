@@ -65,9 +65,6 @@ def log(**values: Any) -> None:
 
     So a script may call it whether it is watched (`gradwatch run`, or its own `gradwatch.watch`) or not. What can be
     logged is what `Watch.log` takes: numbers, or one-element tensors on any device.
-
-    Raises:
-        WatchError: as `Watch.log`.
     """
     for watch in tuple(watches):
         watch.log(**values)

@@ -1,4 +1,4 @@
-"""What cannot be logged: `watch.log` refuses it before anything is recorded, or leaves it out."""
+"""What cannot be logged: `watch.log` leaves it out, with a warning; a value is no reason to end a training."""
 
 from __future__ import annotations
 
@@ -39,16 +39,21 @@ def refusal(values: Mapping[str, object], known: Collection[str] = ()) -> str | 
     return None
 
 
-def without_own(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The same without what goes by a name that the record uses itself: the training goes on, and is told so."""
-    for name in filter(_is_own, values):
-        warn(f"watch.log({name}=...) is left out: gradwatch records {name} itself; log yours under another name")
-    return {name: value for name, value in values.items() if not _is_own(name)}
+def loggable(values: Mapping[str, Any], known: Collection[str], tells: bool = False) -> dict[str, Any]:
+    """Those of the values that can be logged beside the names `known`; with `tells` a warning names each other one."""
+    if refusal(values, known) is None and not any(map(_is_own, values)):
+        return dict(values)
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        problem = _OWN.format(name) if _is_own(name) else refusal({name: value}, {*known, *found})
+        if problem is None:
+            found[name] = value
+        elif tells:
+            warn(f"watch.log({problem}. It is left out")
+    return found
 
 
-def loggable(values: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
-    """Those of the values of a framework's own log that can be logged beside the names `known`."""
-    return {k: v for k, v in values.items() if not _is_own(k) and refusal({k: v}, known) is None}
+_OWN = "{0}=...): gradwatch records {0} itself; log yours under another name"
 
 
 def _is_own(name: str) -> bool:

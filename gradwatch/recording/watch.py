@@ -28,7 +28,7 @@ from gradwatch.recording.learning_rate import RateScale
 from gradwatch.recording.loop_clips import Clip
 from gradwatch.recording.plan import nothing_seen, outcome, plan
 from gradwatch.recording.recorder import Recorder
-from gradwatch.recording.refusal import itemized, refusal, without_own
+from gradwatch.recording.refusal import itemized, loggable
 from gradwatch.recording.shared_run import Shared
 from gradwatch.recording.stepper import Stepper
 from gradwatch.storage.delivery_cursor import read_cursor
@@ -104,18 +104,16 @@ class Watch:
         """Add scalars to the last step taken: numbers, or one-element tensors on any device (nothing waits for them).
 
         Tensors are kept as float32. The last value of a name in a step counts. `batch`, `sample`, `shard` may be lists.
-        A name that gradwatch records itself, as `lr`, is left out, with a warning.
-
-        Raises:
-            WatchError: a value is not a scalar; or a name is longer than 250 characters, or the 4,001st of the run.
+        What cannot be recorded is left out, with a `GradwatchWarning`: a value that is no scalar, a name that gradwatch
+        records itself, as `lr`, one of more than 250 characters, and the 4,001st of the run.
         """
         if self._closed:
             warn(f"watch.log({', '.join(values)}) after close(): nothing was recorded")
             return
-        problem = refusal(values := without_own(values), self._recorder.logged)
-        if problem is not None:
-            raise WatchError(f"watch.log({problem}")
-        self._recorder.log(itemized(values))
+        try:
+            self._recorder.log(itemized(loggable(values, self._recorder.logged, tells=True)))
+        except WatchError as error:  # a value that cannot be copied
+            warn(f"{error}. Nothing of this call is recorded")
         self._after()
 
     @untraced

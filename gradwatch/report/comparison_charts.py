@@ -211,6 +211,8 @@ def _mean_line(group: list[History], name: str, log: bool) -> tuple[NDArray[np.i
         middle, mean = bucket_mean(run, 200)
         means.append(np.log(np.where(mean > 0, mean, np.nan)) if log else mean)
     joint = np.mean(means, axis=0)
+    if not np.isfinite(joint).any():
+        return None
     return np.asarray(steps[logged[middle]]), np.asarray(np.exp(joint) if log else joint)
 
 
@@ -290,7 +292,8 @@ def _extreme_title(
     known = {policy: measure(group) for policy, group in members.items()}
     known = {policy: value for policy, value in known.items() if np.isfinite(value)}
     if len(known) < 2:
-        return what
+        alone = f"{what}: {word.removeprefix('highest')} ".replace("  ", " ")
+        return "".join(f"{alone}{show(value)} with {policy}" for policy, value in known.items()) or what
     top = show(max(known.values()))
     return f"{what}: {word} with {_all_at(known, top, show)[0]}, {top}"
 

@@ -53,7 +53,7 @@ def columns(frame: pd.DataFrame) -> list[Column]:
     for name in metrics:
         add(name, partial(_mean, metric=name), name, 0 if name == metrics[0] else 6)
         if name == metrics[0]:
-            add("difference", partial(_difference, metric=name), f"{name}_diff", 2)
+            add("difference", partial(_difference, metric=name), f"{name}_diff", 1)
             made.append(Column("verdict", tuple(r[f"{name}_verdict"] or "–" for r in records)))
     if "steps_to_target" in names:
         add("steps to target", _steps_to_target, "steps_to_target", 3)

@@ -172,4 +172,4 @@ def comparison_table(shown: Sequence[Column]) -> FittedTable:
     left = headers.index("runs") if "runs" in headers else 1
     rows = list(zip(*(column.cells for column in shown), strict=True))
     ranks = [column.rank for column in shown]
-    return FittedTable(headers, rows, ranks, left, "gradwatch compare --format csv has them.")
+    return FittedTable(headers, rows, ranks, left, "gradwatch compare RUN... --format csv has them.")

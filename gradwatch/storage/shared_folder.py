@@ -166,8 +166,8 @@ def read_whole(
     layers are not read at all.
 
     Rows are by step, then part: each part counts its own steps, and a row's `optimizer` names its part. What a part
-    logged is called after it (`loss/G`). Parts that cannot be read are named in `problems`. The folder of a part that
-    has no others beside it is a run's like any other.
+    logged is called after it (`loss/G`), if there are several. Parts that cannot be read are named in `problems`. The
+    folder of a part that has no others beside it is a run's like any other.
 
     Raises:
         RunError: the folder is no run's, or not one of its manifests can be read.
@@ -178,11 +178,12 @@ def read_whole(
         return replace(own, run=replace(own.run, part=None)) if is_all else own
     problems: list[str] = []
     found: list[History] = []
-    folders = part_folders(folder) if parts is None else parts
+    every = part_folders(folder)
+    folders = every if parts is None else parts
     for path in folders:
         try:
             part = read_run(path, at_most=at_most and at_most // len(folders) ** 2, steps_only=steps_only)
-            found.append(_named(part, sum(len(other.run.layers) for other in found)))
+            found.append(part if len(every) == 1 else _named(part, sum(len(other.run.layers) for other in found)))
         except RunError as error:
             problems.append(str(error))
     if not found:

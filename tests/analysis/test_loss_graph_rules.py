@@ -29,7 +29,7 @@ from gradwatch.analysis.rules.loss_graph import (
 from gradwatch.analysis.rules.negative_loss import negative_loss
 from gradwatch.analysis.rules.no_activation import no_activation
 from gradwatch.analysis.rules.plateaus import rests
-from gradwatch.analysis.rules.progress import progress
+from gradwatch.analysis.rules.progress import progress, succeeds
 from gradwatch.analysis.rules.standstill import at_chance, equal_odds
 from gradwatch.measure.loss_graph import LossGraph
 
@@ -470,6 +470,23 @@ def test_the_sigmoid_that_a_binary_cross_entropy_wants_takes_nothing_away(of, se
     made = make_history(600, layers=tuple(LAYERS.values()), clip=None, logged=("loss",), loss_graph=rows, modules=kinds)
     falls = 0.27 + 0.43 * np.exp(-np.arange(600) / 20) + 0.002 * np.sin(np.arange(600) * 1.7)
     assert [found.severity for found in rests(with_loss(made, falls), 100, 500)] == [severity]
+
+
+@pytest.mark.parametrize(("explained", "severity"), [(0.26, "note"), (0.05, "warning")])
+def test_a_loss_that_rests_is_a_note_where_its_outputs_tell_something_of_what_is_asked_for(explained, severity):
+    rows = tuple(LossGraph(F.mse_loss(column()[:, 0], REAL), LAYERS).described())
+    made = make_history(600, layers=tuple(LAYERS.values()), clip=None, logged=("loss",), loss_graph=rows)
+    falls = with_loss(made, 1.45 + 0.35 * np.exp(-np.arange(600) / 20) + 0.002 * np.sin(np.arange(600) * 1.7))
+    looks = {"explained": explained, "targets": 64.0, "target_farthest": 3.0, "target_mean": 0.0}
+    columns = {f"in_loss/{name}": np.where(np.arange(600) % 25, np.nan, value) for name, value in looks.items()}
+    assert [f.severity for f in rests(changed(falls, per_step={**falls.per_step, **columns}), 100, 500)] == [severity]
+
+
+def test_a_loss_that_came_down_to_equal_odds_is_no_success():
+    graph = tuple(LossGraph(F.cross_entropy(logits(), Y), LAYERS).described())
+    history = make_history(200, layers=tuple(LAYERS.values()), loss_graph=graph, logged=("loss",))
+    for ended, succeeded in ((math.log(C), False), (0.8 * math.log(C), True)):
+        assert succeeds(with_loss(history, ended + 20 * 0.9 ** np.arange(200))) == succeeded
 
 
 def with_loss(history, loss):

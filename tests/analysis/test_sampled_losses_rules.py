@@ -298,6 +298,20 @@ def test_a_mask_that_is_turned_round(real, padding, found):
     assert ["it is the wrong way round" in f.cause for f in said] == [True] * found
 
 
+@pytest.mark.parametrize(
+    ("causal", "found"),
+    [
+        (1 / 16, 1),  # the last row alone, whose mask leaves it nothing
+        (1.0, 0),
+        (np.linspace(0.5, 0.1, SAMPLES), 0),  # without a mask, and what it learnt to look at comes later
+        (np.linspace(0.2, 0.5, SAMPLES), 0),
+    ],
+)
+def test_a_mask_that_leaves_what_comes_later(causal, found):
+    said = mask_inverted(run_with(**of_first_layer(causal=causal)))
+    assert ["leaves what follows" in f.cause for f in said] == [True] * found
+
+
 @pytest.mark.parametrize(("losses", "found"), [(None, 1), (np.geomspace(1.4, 0.4, 240), 0)])
 def test_tokens_without_places_where_nothing_is_learnt(losses, found):
     row = {"what": "unplaced", "operation": "Softmax", "shape": "32x9x16", "layer": ""}
@@ -395,19 +409,22 @@ SHUFFLED = {"explained": np.linspace(-0.03, 0.1, SAMPLES), "targets": 64.0, "tar
         ({"rises": "accuracy"}, (1.0, 4.0), 1),  # of the training data
         ({"rises": "accuracy", "moves": 1e-3}, (1.0, 4.0), 1),
         ({"rises": "accuracy"}, (1.0, 2.0), 0),
+        ({"rises": "accuracy", "elsewhere": 0.2}, (1.0, 2.0), 1),  # nothing of it holds on other data
+        ({"rises": "accuracy", "elsewhere": np.linspace(0.2, 0.3, 240)}, (1.0, 2.0), 0),
         ({"rises": "val_accuracy"}, (1.0, 4.0), 0),
     ],
 )
 def test_targets_that_are_learnt_by_heart_are_told_from_those_that_are_learnt(differs, norms, found):
     differs = dict(differs)
-    moves, rises = differs.pop("moves", 0.04), differs.pop("rises", "")
+    moves, rises, elsewhere = differs.pop("moves", 0.04), differs.pop("rises", ""), differs.pop("elsewhere", np.nan)
     history = run_with(
         np.linspace(1, 0.9, 240),
         graph=path("MseLoss Addmm"),
-        logged=("loss", rises)[: 1 + bool(rises)],
+        logged=(*("loss", rises)[: 1 + bool(rises)], "test_accuracy"),
         **{**SHUFFLED, **differs},
     )
-    columns = {**history.per_step, "grad_norm": np.linspace(*norms, 240), rises: np.linspace(0.25, 0.6, 240)}
+    columns = {**history.per_step, "grad_norm": np.linspace(*norms, 240), rises: np.linspace(0.25, 0.6, 240),
+               "test_accuracy": np.broadcast_to(elsewhere, 240)}  # fmt: skip
     ratio = history.layer("update_ratio")
     layers = {**history.per_layer, "update_ratio": np.where(np.isnan(ratio), ratio, moves).astype(np.float32)}
     history = changed(history, per_step=columns, per_layer=layers)
@@ -748,6 +765,8 @@ def test_the_loss_of_values_that_grow_by_themselves_has_no_scale():
         ({}, 1),  # though the model says every class
         ({"target_top_weight": 1.2}, 0),
         ({"target_top_share": 0.7}, 0),  # costs may be meant
+        ({"target_top_share": 0.5, "graph": CLASSIFIER}, 1),  # of five classes
+        ({"target_top_share": 0.3, "graph": CLASSIFIER}, 0),
         ({"target_top": np.arange(SAMPLES) % 2}, 0),
     ],
 )

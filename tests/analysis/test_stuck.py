@@ -16,7 +16,7 @@ from gradwatch.analysis.rules.noise import noise_dominated
 from gradwatch.analysis.rules.outputs import softmax_twice
 from gradwatch.analysis.rules.progress import succeeds
 from gradwatch.analysis.rules.registry import diagnose
-from gradwatch.analysis.rules.rivals import generator_starves
+from gradwatch.analysis.rules.rivals import both_won, generator_starves
 from gradwatch.analysis.rules.small_updates import update_too_small
 from gradwatch.analysis.rules.spikes import spike
 from gradwatch.analysis.rules.unchanged import weights_unchanged
@@ -460,6 +460,16 @@ def test_a_softmax_over_the_batch_is_told_by_where_the_loss_begins_and_by_the_la
     assert softmax_twice(with_norms(np.array([0.1, 0.1, 0.1]))) == []
     assert softmax_twice(with_norms(norms, loss=3 * FALLS + 0.1)) == []
     assert softmax_twice(with_norms(norms, loss=6e5 * FALLS + 0.1)) == []  # a batch of that many rows there is not
+
+
+def test_two_rivals_that_are_both_sure_are_on_one_side():
+    (judge,) = generator_starves(run(part="D", loss=1.38 * 0.9**ROW))
+    (maker,) = generator_starves(run(part="G", loss=0.69 * 0.9**ROW))
+    (lost,) = generator_starves(run(part="G", loss=0.7 + 5 * np.minimum(ROW / 200, 1) + 0.05 * NOISE))
+    found = both_won(judge, maker)
+    assert (found.rule, found.evidence["ended"], len(found.alternatives)) == ("wrong-sign", maker.evidence["ended"], 2)
+    assert both_won(judge, lost) is None  # as it is where the judge has won
+    assert both_won(replace(judge, rule="nonfinite"), replace(maker, rule="nonfinite")) is None
 
 
 def test_a_part_whose_loss_rose_far_above_that_of_even_odds_has_lost():

@@ -67,7 +67,7 @@ def test_no_threshold_is_taken_from_a_few_steps(rule):
     history.total("grad_norm")[:] *= 8650
     suggestion = one(history, *([finding(rule, 5, 5, "warning")] if rule else []))
     assert "ClipByGlobalNorm" not in suggestion.policy
-    assert "Only 20 of 20 steps were healthy, and 50 are wanted" in " ".join(suggestion.reasons) or rule == "nonfinite"
+    assert "All 20 steps were healthy, and 50 are wanted" in " ".join(suggestion.reasons) or rule == "nonfinite"
 
 
 def test_a_share_says_which_steps_it_is_of():

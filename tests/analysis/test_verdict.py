@@ -544,6 +544,17 @@ def test_seeds_that_change_nothing_are_said_and_not_judged():
     headers, cells = comparison_cells(settled.table)
     assert "3 alike" in [line[headers.index("runs")] for line in cells]
     assert settled.winners[0].policy is None
+    shown = dict(zip(headers, next(line for line in cells if line[0] == CLIP), strict=True))
+    assert (shown["val_loss"], shown["difference"]) == ("1", "-50 %")  # no interval over one run
+    one = settle(runs([1.0], CLIP)).table
+    assert row(settled.table)["p99_grad_norm"] == row(one)["p99_grad_norm"]
+
+
+def test_what_counts_as_it_was_before_training_on_both_sides_differs_by_nothing_that_is_known():
+    sick = [trained(4.0, 20.0, seed, clip) for clip in (None, CLIP) for seed in range(2)]
+    table = settle(sick, "loss").table
+    assert row(table)["loss_verdict"] == "no difference shown"
+    assert math.isnan(row(table)["loss_diff"])
 
 
 def test_two_seeds_are_too_few_and_a_note_says_so():

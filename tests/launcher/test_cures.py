@@ -133,7 +133,7 @@ def test_no_secret_is_recorded():
         (NOT_JUDGED, [set()],
          "lr_scale=0.1 took the finding away, and is not shown to help: spike in none of 1 run, loss not judged."),
         (NO_DIFFERENCE, [{"spike", "imbalance"}], "lr_scale=0.1 did not cure it: spike in 1 of 1 run, "
-         "loss no better than unchanged; also seen: imbalance."),
+         "loss not shown to be better than unchanged; also seen: imbalance."),
         (WORSE, [set()], "lr_scale=0.1 made it worse: spike in none of 1 run, loss worse."),
     ],
 )  # fmt: skip

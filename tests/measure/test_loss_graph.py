@@ -167,6 +167,23 @@ def test_axes_that_change_places_are_told_from_those_that_split_and_join(before,
     assert reorders(before, after) == mixes
 
 
+@pytest.mark.parametrize(
+    ("seen", "mixes"),
+    [
+        (lambda x: x.view(64, 6, 40), True),
+        (lambda x: x[8:40].reshape(32, 6, 40), True),  # a batch that is cut out of more
+        (lambda x: x.transpose(1, 2), False),
+        (lambda x: x.transpose(1, 2).contiguous(), False),
+        (lambda x: x.flatten().view(64, 40, 6).transpose(1, 2), False),
+    ],
+)
+def test_a_batch_that_was_viewed_in_another_order_before_any_weights(seen, mixes):
+    model = nn.Conv1d(6, 4, 5)
+    batch = torch.randn(64, 40, 6)
+    found = of("view", model(seen(batch)).sum(), model)
+    assert [(row["of"].split("x", 1)[1], row["layer"]) for row in found] == [("40x6", "weight")] * mixes
+
+
 def test_no_splitting_and_joining_is_taken_for_a_mixture():
     draw = random.Random(0)
     for _ in range(3_000):

@@ -210,6 +210,15 @@ def test_what_a_later_diagnosis_has_no_more_is_taken_back_in_one_line(live, line
     assert len(lines()) == 5
 
 
+def test_a_named_watch_that_is_alone_takes_nothing_back_that_the_run_shows_without_its_name(tmp_path, lines):
+    live = Live(home=tmp_path, part="G")
+    for name in ("G", "", "G", ""):
+        tell(tmp_path, replace(EXPLODING, optimizer=name))
+        live.look(100)
+        live.speak()
+    assert len(lines()) == 1
+
+
 def test_what_moves_to_other_layers_and_back_is_said_once_of_each_and_not_taken_back(live, lines):
     places = [replace(SPIKE, layers=(layer,)) for layer in "aba"]
     for place in places:

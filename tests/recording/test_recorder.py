@@ -12,7 +12,7 @@ from torch import nn
 from training import ELEMENT_POLICIES, mlp, train, watch
 
 import gradwatch
-from gradwatch import WatchError, open_history
+from gradwatch import GradwatchWarning, open_history
 from gradwatch.analysis.final_values import diverged, was_nan
 from gradwatch.analysis.rules import diagnose
 from gradwatch.measure.distributed import add_up
@@ -441,12 +441,12 @@ def test_wide_and_narrow_layers_keep_their_places(monkeypatch):
     [("x" * 251, "a name of 251 characters; wanted at most 250"), ("x" * 30_000, "30,000 characters"),
      ("\ud800x", r"'\\ud800x'=.*UTF-8")],
 )  # fmt: skip
-def test_a_name_that_the_reader_refuses_is_refused_where_it_is_logged(tmp_path, name, says):
+def test_a_name_that_the_reader_refuses_is_left_out_where_it_is_logged(tmp_path, name, says):
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     watching = watch(model, optimizer, tmp_path)
     train(model, optimizer, 2)
-    with pytest.raises(WatchError, match=says):
+    with pytest.warns(GradwatchWarning, match=says):
         watching.log(**{name: 1.0})
     train(model, optimizer, 2)
     watching.close()
@@ -464,7 +464,7 @@ def test_as_many_names_as_can_be_logged_can_be_read_and_one_more_is_refused(tmp_
     train(model, optimizer, 1)
     watching.log(**dict.fromkeys(names[2000:], 2.0))
     watching.log(**dict.fromkeys(names[:10], 2.0))
-    with pytest.raises(WatchError, match="4,001 names in this run, of which 4,000 can be read back: log under fewer"):
+    with pytest.warns(GradwatchWarning, match="4,001 names in this run, of which 4,000 can be read back: log under"):
         watching.log(one_more=1.0)
     watching.close()
     for parts in ("apart", "merged"):

@@ -265,6 +265,13 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_read(tmp_path):
         open_history(shared)
 
 
+def test_what_the_only_part_logged_keeps_its_name(pairs, tmp_path):
+    watching = watch(*pairs["D"], tmp_path, name="D")
+    train(*pairs["D"], 40, after_step=lambda _, loss: watching.log(loss=loss))
+    watching.close()
+    assert open_history(watching.dir.parent).logged == open_history(watching.dir).logged == ("loss",)
+
+
 def test_a_part_without_a_step_does_no_harm(tmp_path):
     shared = write_shared(tmp_path, G=make_history(steps=10), D=make_history(steps=3).slice(0, 0))
     assert len(open_history(shared)) == 10

@@ -11,7 +11,7 @@ from gradwatch.analysis.clips import incoming
 from gradwatch.analysis.rules.facts import USUAL_RATIO, is_adaptive, middle
 from gradwatch.analysis.rules.finding import Finding, either
 from gradwatch.analysis.rules.layer_facts import largest_ratio
-from gradwatch.analysis.rules.progress import can_be_judged, progress, reaches_its_goal
+from gradwatch.analysis.rules.progress import can_be_judged, held_out, progress, reaches_its_goal, went
 from gradwatch.analysis.rules.sampled_losses import LEAST_SAMPLES, ended, of_what, share_explained
 from gradwatch.formatting import percent
 from gradwatch.history import History
@@ -28,6 +28,7 @@ def labels_do_not_fit_inputs(
     wild: float = 0.5,
     hard: float = 2.0,
     well: float = 0.35,
+    elsewhere: float = 0.02,
 ) -> list[Finding]:
     """The outputs told nothing of the targets for half of the run and little since, and the gradient grew meanwhile.
 
@@ -35,8 +36,9 @@ def labels_do_not_fit_inputs(
     below `nothing` in the first half of the samples, by the median, and never below -`wild`; and below `little` in the
     last quarter. The joint norm of the gradient, by the medians of fifths of the run, ended at `grows` times its first
     or more, next to its highest; and the steps are of a usual size. Where a metric of the training data got better all
-    the same, by steps that may be small, it ended at `hard` times its first at least, and less than the share `well` is
-    explained; where one of other data did, there is none. What examples have in common is learnt soon, and
+    the same, by steps that may be small, it ended at `hard` times its first at least (but where what is measured on
+    other data never got better by the share `elsewhere`), and less than the share `well` is explained; where one of
+    other data did, there is none. What examples have in common is learnt soon, and
     its gradient fades; what each asks for by itself pulls another way in each batch, ever harder.
     Source: Zhang et al. (2017), arXiv:1611.03530: labels that are drawn by lot are learnt too, only later; Chatterjee
     (2020), arXiv:2002.10657: their gradients do not add up over the examples.
@@ -47,7 +49,9 @@ def labels_do_not_fit_inputs(
     if any(HELD_OUT.search(p.metric) and p.succeeded(0.2) for p in progress(history)):
         return []
     learnt = reaches_its_goal(history)  # by heart
-    little, grows = (well, hard) if learnt else (little, grows)
+    unseen = [went(name, values, sign) for name, sign, _, values in held_out(history, LEAST_SAMPLES)]
+    is_lost = bool(unseen) and not any(p.is_large(elsewhere) for p in unseen)  # whatever was learnt tells nothing there
+    little, grows = (well, grows if is_lost else hard) if learnt else (little, grows)
     half = share[: len(share) // 2]
     early, last = float(np.median(half)), ended(share)
     if not early < nothing or not -nothing < last < little or half.min() < -wild:

@@ -96,9 +96,12 @@ def class_imbalance(
     ]
 
 
-def _weights_turned(history: History, more: float, frequent: float = 0.8, min_steps: int = 50) -> list[Finding]:
-    """The loss gives the class that most targets are of, the share `frequent`, `more` times the weight of an average
-    one, by the median of the samples: weights are one over the share of their class.
+def _weights_turned(
+    history: History, more: float, frequent: float = 0.8, often: float = 2.0, min_steps: int = 50
+) -> list[Finding]:
+    """The loss gives the class that most targets are of `more` times the weight of an average one, by the median of the
+    samples: weights are one over the share of their class. It has the share `frequent` of the targets; of more than two
+    classes `often` times that of an average one.
 
     Source: torch's documentation of BCEWithLogitsLoss (`pos_weight`); He & Garcia (2009), IEEE TKDE 21.
     """
@@ -106,7 +109,8 @@ def _weights_turned(history: History, more: float, frequent: float = 0.8, min_st
     if len(step) < LEAST_SAMPLES or len(history) < min_steps or len({*top}) > 1:
         return []
     usual, times = float(np.median(asked)), float(np.median(weight))
-    if not (usual > frequent and times > more):
+    classes = number_of_classes(history) or 0
+    if not (usual > (often / classes if classes > 2 else frequent) and times > more):
         return []
     return [
         from_graph(

@@ -42,17 +42,21 @@ def padding_read_as_data(history: History, share: float = 0.3, well: float = 0.5
     return [replace(found, severity="note") if succeeds(history, well) else found]
 
 
-def mask_inverted(history: History, most: float = 0.8, least: float = 0.2) -> list[Finding]:
-    """An attention that leaves out the real tokens and looks at the padding. A warning.
+def mask_inverted(history: History, most: float = 0.8, least: float = 0.2, back: float = 0.35) -> list[Finding]:
+    """An attention that leaves out the real tokens and looks at the padding, or leaves out what comes before a token
+    and looks at what follows it. A warning.
 
     Alarm: its mask takes the share `most` of the real tokens away or more, and `least` of the padding or less, by the
-    medians of the samples (`in_loss/real_masked`, `padding_masked`).
+    medians of the samples (`in_loss/real_masked`, `padding_masked`). Or from the first sample on no attention over
+    tokens gives more than the share `back` of its weights to what is not later (`in_loss/causal`): without a mask that
+    begins at a half, and what is left when only later ones are looked at is one row, whose mask leaves it nothing.
     Source: torch's documentation of `MultiheadAttention`, whose `key_padding_mask` is True for what is to be ignored,
-    and of `scaled_dot_product_attention`, whose `attn_mask` is True for what takes part.
+    and of `scaled_dot_product_attention`, whose `attn_mask` is True for what takes part; Vaswani et al.,
+    arXiv:1706.03762, section 3.2.3: a place may look at those up to itself.
     """
     masked, of_padding = (middle(in_most_looks(history, name)) for name in ("real_masked", "padding_masked"))
     if not (masked >= most and of_padding <= least):
-        return []
+        return _looks_ahead(history, back)
     return [
         from_graph(
             history,
@@ -63,6 +67,25 @@ def mask_inverted(history: History, most: float = 0.8, least: float = 0.2) -> li
             "the padding: it is the wrong way round, and what is attended to is padding.",
             "Turn it round. key_padding_mask and src_key_padding_mask are True where a token is to be ignored "
             "(tokens == pad); attn_mask of scaled_dot_product_attention is True where one takes part (tokens != pad).",
+        )
+    ]
+
+
+def _looks_ahead(history: History, back: float, samples: int = 3) -> list[Finding]:
+    _, causal, places = sampled(history, "causal", "layer_of/causal")
+    if len(causal) < samples or not max(causal[0], middle(causal)) < back:
+        return []
+    return [
+        from_graph(
+            history,
+            "mask-inverted",
+            layer_at(history, places[-1]),
+            {"weight_ahead": 1 - middle(causal)},
+            f"From the first step on an attention gives {percent(1 - middle(causal))} of its weights to later tokens: "
+            "its mask takes away what comes before each, and leaves what follows.",
+            "Turn it round: scores.masked_fill(mask == 0, -inf) with mask = torch.tril(torch.ones(T, T)), or "
+            "is_causal=True of scaled_dot_product_attention; attn_mask of MultiheadAttention is True where a token is "
+            "not looked at: torch.triu(torch.ones(T, T), 1).bool(). If rows are read from their end, nothing is wrong.",
         )
     ]
 

@@ -14,7 +14,7 @@ from gradwatch.analysis.rules.finding import Finding, Severity, Why, either
 from gradwatch.analysis.rules.layer_facts import ends_in
 from gradwatch.analysis.rules.loss_graph import paths, wants_its_sigmoid
 from gradwatch.analysis.rules.progress import Progress, can_be_judged, progress, reaches_its_goal, succeeds
-from gradwatch.analysis.rules.sampled_losses import LEAST_SAMPLES, ended, of_what, share_explained
+from gradwatch.analysis.rules.sampled_losses import LEAST_SAMPLES, ended, of_what, sampled, share_explained
 from gradwatch.analysis.rules.standstill import equal_odds, left_odds, rests_since
 from gradwatch.analysis.rules.weight_decay import taken_by_decay
 from gradwatch.formatting import percent
@@ -49,6 +49,7 @@ def rests(
     much: float = 0.7,
     large: float = 1e4,
     pull: float = 0.002,
+    known: float = 0.2,
 ) -> list[Finding]:
     """Each loss fell at first and stands since, at a large part of where it began, and nothing else got better.
 
@@ -56,7 +57,8 @@ def rests(
     nothing that is clear of its noise; or less than a quarter of the whole, where the last module bounds or drops what
     is given out: a ReLU cuts off all below 0, a dropout sets outputs to 0 by chance (`rests_since`). Without such a
     module, or where it is the sigmoid that a binary_cross_entropy is to be given, it is a note where the training
-    `succeeds`, or less than the share `much` is left: so end healthy trainings whose targets have noise.
+    `succeeds`, less than the share `much` is left, or the outputs explain the share `known` of numbers that are asked
+    for: so end healthy trainings whose targets have noise.
     But of a loss that began above `large`, whose targets are a hundred times what a net gives out at first, a fifth of
     `left` is much. A weight decay that takes the share `pull` of the weights in each step, twice what is usual, is a
     cause, too.
@@ -86,7 +88,10 @@ def rests(
         {"left": shown.ended / shown.first, **({"last_module": taken} if taken else {})},
         alternatives=causes,
     )
-    well = succeeds(history) or shown.ended < much * shown.first or _is_own_likelihood(history)
+    share = share_explained(history)
+    chooses = len(sampled(history, "predicted_right")[0]) > 0
+    tells = not chooses and len(share) >= LEAST_SAMPLES and ended(share) > known
+    well = succeeds(history) or shown.ended < much * shown.first or tells or _is_own_likelihood(history)
     return finding_of(history, shown, why, "note" if well and not (taken or far) else "warning")
 
 

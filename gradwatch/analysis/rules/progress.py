@@ -5,6 +5,7 @@ Legend: T recorded steps, N logged values of a scalar.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from gradwatch.analysis.final_values import lost_since
 from gradwatch.analysis.groups import higher_is_better
 from gradwatch.analysis.rules.facts import middle, rates, steps_taken
 from gradwatch.analysis.rules.layer_facts import chance_loss
+from gradwatch.analysis.rules.loss_graph import number_of_classes
 from gradwatch.analysis.rules.losses import has_rivals, scaled_losses, training_losses
 from gradwatch.analysis.rules.once import once
 from gradwatch.history import Floats, History
@@ -133,10 +135,13 @@ def went(name: str, values: Floats, sign: int, first: int = 5) -> Progress:
 
 
 def succeeds(history: History, share: float = 0.2) -> bool:
-    """Whether the training demonstrably gets better: a scalar ended better by `share` of where it began, for good."""
-    return (
-        lost_since(history) is None and not has_rivals(history) and any(p.succeeded(share) for p in progress(history))
-    )
+    """Whether the training demonstrably gets better: a scalar ended better by `share` of where it began, for good.
+
+    A loss that came down to what equal odds give, and no further, knows nothing.
+    """
+    odds = math.log(number_of_classes(history) or 1)  # 0 where they are not known
+    got_better = (p for p in progress(history) if not (p.is_loss and odds and p.ended > 0.98 * odds))
+    return lost_since(history) is None and not has_rivals(history) and any(p.succeeded(share) for p in got_better)
 
 
 def descends(history: History, sigmas: float = 20.0) -> bool:

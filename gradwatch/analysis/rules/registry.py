@@ -72,7 +72,7 @@ from gradwatch.analysis.rules.padding import mask_inverted, padding_read_as_data
 from gradwatch.analysis.rules.pairs import representation_collapse, views_identical
 from gradwatch.analysis.rules.posterior import posterior_collapse
 from gradwatch.analysis.rules.progress import progress, succeeds
-from gradwatch.analysis.rules.rivals import generator_starves
+from gradwatch.analysis.rules.rivals import both_won, generator_starves
 from gradwatch.analysis.rules.schedule_length import schedule_too_short, warmup_too_long
 from gradwatch.analysis.rules.second_moment import stale_second_moment
 from gradwatch.analysis.rules.skips import skips_often
@@ -173,7 +173,7 @@ def _passed_on(roots: list[Finding], ends: dict[str, int]) -> list[Finding]:
             kept.append(root)
         else:
             below = (*kept[first].consequences, replace(root, consequences=()), *root.consequences)
-            kept[first] = replace(kept[first], consequences=below)
+            kept[first] = both_won(kept[first], root) or replace(kept[first], consequences=below)
     return kept
 
 

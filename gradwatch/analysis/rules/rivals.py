@@ -5,10 +5,12 @@ Legend: T recorded steps, L layers.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from gradwatch.analysis.rules.facts import USUAL_RATIO, is_adaptive, middle, optimizer_kind
-from gradwatch.analysis.rules.finding import Finding
+from gradwatch.analysis.rules.finding import Finding, either
 from gradwatch.analysis.rules.layer_facts import matrices, measured, root_mean_square
 from gradwatch.analysis.rules.loss_graph import NUMBERS, paths
 from gradwatch.analysis.rules.losses import has_rivals, training_losses
@@ -149,3 +151,32 @@ def _lost(history: History, times: float, high: float, first: int, even: float =
             )
         ]
     return []
+
+
+def both_won(one: Finding, other: Finding) -> Finding | None:
+    """`wrong-sign`, where two rivals are both said to be sure (`_sure`): one of them does the other's work.
+
+    Source: Goodfellow et al. 2014, equation 1: what the one minimises of the made examples the other maximises.
+    """
+    sure = [f for f in (one, other) if float(f.evidence.get("ended", 0)) < float(f.evidence.get("began", 0))]
+    if len(sure) < 2 or {f.rule for f in sure} != {"generator-starves"}:
+        return None
+    maker, judge = sorted(sure, key=lambda f: float(f.evidence["began"]))  # of the judge there are two terms
+    return replace(
+        maker,
+        rule="wrong-sign",
+        evidence={key: maker.evidence[key] for key in ("metric", "ended")} | {"rival_ended": judge.evidence["ended"]},
+        cause=f"{maker.evidence['metric']} fell to {maker.evidence['ended']:.2g} and {judge.evidence['metric']} to "
+        f"{judge.evidence['ended']:.2g}, from those of even odds: where one of two rivals tells all, the other's loss "
+        f"is high. {either(_ON_ONE_SIDE)}",
+        cure="Look at the targets in the maker's loss: what its rival says of what was made is to be called real there "
+        "(ones), and made (zeros) in the rival's own.",
+        alternatives=_ON_ONE_SIDE,
+        consequences=(),
+    )
+
+
+_ON_ONE_SIDE = (
+    "the loss of what makes examples asks its rival to know them, as the rival's own does",
+    "the two do not train against each other, and nothing is wrong",
+)

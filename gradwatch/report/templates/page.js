@@ -25,13 +25,18 @@ const recolored = part => {
 const scheme = matchMedia("(prefers-color-scheme: dark)");
 let printing = false;
 
+// Where there is little room, long names beside an axis keep their ends.
+const ends = name => name.length > 14 && !name.includes("&") ? `…${name.slice(-13)}` : name;
+const fitted = (div, layout) => div.clientWidth > 480 ? layout : Object.fromEntries(Object.entries(layout).map(([key, axis]) =>
+  [key, /^yaxis/.test(key) && axis.ticktext ? { ...axis, ticktext: axis.ticktext.map(ends), tickfont: { size: 9 } } : axis]));
+
 const draw = div => {
   const wanted = scheme.matches && !printing ? "dark" : "light";
   if (div.dataset.drawn === wanted) return;
   const { data, layout } = wanted === "dark" ? recolored(figures[div.dataset.chart]) : figures[div.dataset.chart];
   const plot = div.dataset.drawn ? Plotly.react : Plotly.newPlot;
   div.dataset.drawn = wanted;
-  return plot(div, data, layout, config);
+  return plot(div, data, fitted(div, layout), config);
 };
 const redraw = () => document.querySelectorAll(".plot[data-drawn]").forEach(draw);
 
