@@ -34,12 +34,12 @@ def quantity_text(value: float) -> str:
 
 
 def plus_minus(mean: float, spread: float) -> str:
-    """`mean ± spread` with as many decimals as the spread deserves; no ± where there is none."""
-    if math.isnan(spread):
+    """`mean ± spread` with as many decimals as the spread deserves; no ± where there is none, or it is 0."""
+    if math.isnan(spread) or spread == 0:
         return quantity_text(mean)
     if not 1e-4 <= abs(mean) < 1e5 or spread > 1e5:
         return f"{mean:.2e} ± {spread:.1e}"
-    decimals = min(4, max(0, 1 - math.floor(math.log10(spread)))) if spread > 0 else 4
+    decimals = min(4, max(0, 1 - math.floor(math.log10(spread))))
     decimals = max(decimals, 2 - math.floor(math.log10(abs(mean))) if abs(mean) < 10 else 1)
     return f"{mean:.{min(decimals, 5)}f} ± {spread:.{min(decimals, 5)}f}"
 

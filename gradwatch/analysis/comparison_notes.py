@@ -85,6 +85,13 @@ def of_policies(settings: Sequence[Mapping[str, Contender]]) -> list[str]:
     for policy, each in sorted(alike.items()):
         if any(same and not rest for same, rest in zip(each, rests[policy], strict=True)):
             notes.append(f"{policy} changed nothing{_in_so_many(each)}: its runs are those without it, to the bit.")
+    several = [one.members for found in settings for one in found.values() if len(one.members) > 1]
+    seedless = sum(len(runs) for runs in several if not any(final_values.seed_text(each.run) for each in runs))
+    if seedless:
+        notes.append(
+            f"Of {seedless} runs no seed is known: each counts as one more, though it may repeat another. A run tells "
+            "its seed by params={'seed': ...} of watch(), or by an argument of its script."
+        )
     if len(settings) == sum(map(len, settings)) > 1:
         notes.append(
             "No two policies share a setting here, so none is judged against another: the runs differ in their model, "
@@ -141,7 +148,7 @@ def odd_ones(histories: Sequence[History], metrics: Sequence[str]) -> list[str]:
     ended = [("killed" if run_state(h.run).crashed else h.run.status.lower(), h) for h in histories]
     cut = [(how, h) for how, h in ended if how in ("failed", "killed") and not final_values.diverged(h)]
     if cut:
-        named = [f"{h.run.name} ({how} after {len(h):,} steps)" for how, h in cut]
+        named = [f"{h.run.name} ({how} after {len(h):,} step{'s' if len(h) > 1 else ''})" for how, h in cut]
         notes.append(f"These runs did not end well and count as they are: {listed(named)}.")
     short = [h.run.name for h in histories if steps_taken(h) < LEAST_STEPS]
     if short:

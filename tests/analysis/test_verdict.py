@@ -557,6 +557,12 @@ def test_what_counts_as_it_was_before_training_on_both_sides_differs_by_nothing_
     assert math.isnan(row(table)["loss_diff"])
 
 
+def test_runs_whose_seeds_are_not_known_are_said_to_be():
+    seedless = [replace(each, run=replace(each.run, params={})) for each in runs([2.0, 2.2, 2.1])]
+    assert any("Of 3 runs no seed is known" in note for note in settle(seedless).notes)
+    assert not any("no seed" in note for note in settle([*runs([2.0, 2.2]), seedless[0]]).notes)
+
+
 def test_two_seeds_are_too_few_and_a_note_says_so():
     notes = settle([*runs([2.0, 2.1]), *runs([1.0, 1.1], CLIP)]).notes
     assert any("take three" in note for note in notes)

@@ -144,6 +144,7 @@ def test_a_share_is_never_rounded_to_none_or_all():
 def test_plus_minus_has_the_decimals_the_spread_deserves():
     assert plus_minus(0.9534, 0.00412) == "0.9534 ± 0.0041"
     assert plus_minus(0.9534, math.nan) == "0.953"
+    assert plus_minus(4.4812, 0.0) == "4.48"
     assert plus_minus(math.nan, math.nan) == quantity_text(math.nan) == "–"
     assert plus_minus(2.5e20, 1e20) == "2.50e+20 ± 1.0e+20"
 

@@ -116,15 +116,16 @@ def words(history: History, went_first: str, after: str, last: str, following: s
             "which needs no scale.",
         )
     if went_first == "loss":
-        casts = any(operation.name == "ToCopy" for path, _ in paths(history) for operation in path)
+        operations = {operation.name.partition("/")[0] for path, _ in paths(history) for operation in path}
+        casts = "ToCopy" in operations
+        frames = _FRAMES if "CtcLoss" in operations or not operations else ""
         cast = "Autocast to float16: past 65504 it overflows in the forward pass; take bfloat16. " if casts else ""
         return (
             f"The loss of step {step} was already inf or NaN, and no gradient grew before: log(0), 0/0, an overflowing "
             f"exp{', a float16 that overflowed' if casts else ''}, or such a value in the batch.",
             "Run that batch under torch.autograd.set_detect_anomaly(True), which names the operation. A log, exp or "
             "division of your own: the fused losses (cross_entropy, binary_cross_entropy_with_logits, logsumexp), or "
-            "an epsilon. ctc_loss: it is inf where a row has fewer frames than signs, and one more for each sign that "
-            f"is said twice: more frames, or zero_infinity=True. {cast}Else look for such a value in the batch. "
+            f"an epsilon. {frames}{cast}Else look for such a value in the batch. "
             "SkipNonfinite() first in the chain protects the weights.",
         )
     finite = (
@@ -136,6 +137,12 @@ def words(history: History, went_first: str, after: str, last: str, following: s
         f"Look at the operations{where}: add an epsilon inside the root or the logarithm, or clamp its argument; "
         "torch.autograd.set_detect_anomaly(True) names the line; SkipNonfinite() protects the weights meanwhile.",
     )
+
+
+_FRAMES = (
+    "ctc_loss: it is inf where a row has fewer frames than signs, and one more for each sign that is said twice: more "
+    "frames, or zero_infinity=True. "
+)
 
 
 def of_an_unknown_loss(step: int) -> tuple[str, str]:
