@@ -100,11 +100,12 @@ The sick trainings of {groups}, with one seed, by `scripts/bench/cure_options.py
 that names options which can be tried on an unchanged script, and this is what the first of them did. Nobody read words
 for it."""
 OF_STRANGERS = """\
-The advice on each sick training of {groups}, as the rules gave it when that group was read once, was
-followed by one of three people for each group who had written neither: to the letter, one try each, and nothing where
-nothing was said. They had the code before them to change it, and with it what its author thinks is wrong; that they
-were asked to leave aside. After `usual` the words of three cures were changed, for the three that helped a little
-(docs/measurements/advice_followed.json)."""
+The advice on each sick training of {groups}, as the rules gave it when that group was
+read once, was followed by one of three people for each group who had written neither: to the letter, one try each, and
+nothing where nothing was said. They had the code before them to change it, and with it what its author thinks is wrong;
+that they were asked to leave aside. After `usual` the words of three cures were changed, for the three that helped a
+little; after `routine` those of `shapes-broadcast`, which turned the wrong one of two shapes and was followed by its
+sense (docs/measurements/advice_followed.json)."""
 WORDS = ("helps", "a little", "nothing", "worse")
 Row = dict[str, Any]
 Results = dict[str, list[Row]]  # by training, a row for each seed
@@ -340,7 +341,8 @@ def by_strangers() -> list[str]:
         kinds[f"of `{told['group']}`, where the finding is right"] = [
             row["result"] for row in told["trainings"] if row["right"]
         ]
-    named = " and ".join(f"`{told['group']}`" for told in groups)
+    *others, last = (f"`{told['group']}`" for told in groups)
+    named = f"{', '.join(others)} and {last}"
     return [*OF_STRANGERS.format(groups=named).splitlines(), "", *counted(kinds, WORDS)]
 
 

@@ -76,6 +76,14 @@ def test_a_column_against_a_row_is_told(loss):
     assert (found.severity, found.evidence["rows"]) == ("warning", N)
 
 
+@pytest.mark.parametrize(("predictions", "said"), [(column, "predictions"), (lambda: column()[:, 0], "targets")])
+@pytest.mark.filterwarnings("ignore:Using a target size")
+def test_the_cure_turns_that_of_both_which_is_the_column(predictions, said):
+    targets = REAL if said == "predictions" else REAL[:, None]
+    (found,) = shapes_broadcast(run_of(F.mse_loss(predictions(), targets)))
+    assert f"Give both one shape: {said}.squeeze(-1), or " in found.cure
+
+
 WEIGHTS = torch.rand(N)
 
 

@@ -38,13 +38,14 @@ def shapes_broadcast(history: History) -> list[Finding]:
                 continue
             if rest and before.shape == (n, 1, *rest) and all(each.shape == before.shape for each in path[i + 1 :]):
                 shapes = f"the ones are {[n, 1, *rest]}, the others {[n, *rest]}"
-                return [_found(history, layer, table, shapes, axis=1)]
+                return [_found(history, layer, table, shapes, "predictions.squeeze(1), or targets.unsqueeze(1)")]
             one = sum(math.prod(each.shape) == 1 for each in path[:i])  # what is done to the mean itself tells nothing
             above = {each.name.partition("/")[0] for each in path[max(0, one - 1) : i]}
             wanted = _TO_ONE if table.name == "Mul" else _TO_ONE | _OF_DIFFERENCES
             if not rest and before.shape in ((n, 1), (n,)) and above <= wanted:
-                shapes = f"one is a column [{n}, 1], the other a row [{n}]"
-                return [_found(history, layer, table, shapes, axis=-1)]
+                column, row = ("predictions", "targets") if len(before.shape) > 1 else ("targets", "predictions")
+                shapes = f"the {column} are a column [{n}, 1], the {row} a row [{n}]"
+                return [_found(history, layer, table, shapes, f"{column}.squeeze(-1), or {row}.unsqueeze(-1)")]
         if weighed := _mean_times_each(history, path, layer):
             return weighed
     return []
@@ -78,7 +79,7 @@ def _mean_times_each(history: History, path: list[Operation], layer: str) -> lis
     return []
 
 
-def _found(history: History, layer: str, table: Operation, shapes: str, axis: int) -> Finding:
+def _found(history: History, layer: str, table: Operation, shapes: str, cure: str) -> Finding:
     n = table.shape[0]
     return from_graph(
         history,
@@ -87,6 +88,5 @@ def _found(history: History, layer: str, table: Operation, shapes: str, axis: in
         {"rows": n, "operation": table.name},
         f"The loss is taken over all {n} x {n} pairs of {n} predictions and {n} targets: {shapes}, and "
         "broadcasting sets each against all. Each prediction is drawn to the mean of all targets.",
-        f"Give both one shape: predictions.squeeze({axis}), or targets.unsqueeze({axis}). Then assert "
-        "predictions.shape == targets.shape before the loss.",
+        f"Give both one shape: {cure}. Then assert predictions.shape == targets.shape before the loss.",
     )
