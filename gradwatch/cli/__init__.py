@@ -66,10 +66,10 @@ class Commands(click.Group):
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         """Click's own, with the command that may have been meant."""
-        if args and args[0] not in COMMANDS and args[0].isidentifier():
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             from difflib import get_close_matches
 
-            near = get_close_matches(args[0], COMMANDS, 1)
+            near = get_close_matches(args[0].lower(), COMMANDS, 1)
             ctx.fail(f"there is no command {args[0]!r}{f', did you mean {near[0]}?' if near else ''}")
         return super().resolve_command(ctx, args)
 

@@ -72,7 +72,13 @@ class Ring:
         return value.detach().to(self.buffer.device, torch.float32)
 
     def scalar(self, value: Tensor) -> Tensor | float:
-        """A copy, 0-d, of a tensor of one element; the number itself where only a copy to the device would wait."""
+        """A copy, 0-d, of a tensor of one element; the number itself where only a copy to the device would wait.
+
+        Raises:
+            TypeError: it is no plain tensor, nor one that each rank has whole.
+        """
+        if type(value) not in (Tensor, type(self.buffer)):
+            value = _plain(value)
         if value.device.type == "cpu" and self.buffer.device.type != "cpu":
             return float(value.detach().float())
         return self.copy(value.reshape(()))
@@ -103,3 +109,13 @@ class Block(NamedTuple):
         table = table.reshape(self.shape)
         fields = {name: table[:, f] for f, name in enumerate(self.fields)}
         return fields, [array.reshape(shape) for array, shape in zip(rest, self.shapes, strict=True)]
+
+
+def _plain(value: Tensor) -> Tensor:
+    """A tensor of a class of its own as a plain one; of a DTensor what this rank holds of it, if that is all."""
+    if type(value).__torch_dispatch__ is Tensor.__torch_dispatch__:
+        return value.as_subclass(Tensor)
+    placements = getattr(value, "placements", ())
+    if placements and all(each.is_replicate() for each in placements):
+        return value.to_local()  # type: ignore[attr-defined,no-any-return]
+    raise TypeError(f"it is a {type(value).__name__}; wanted a plain tensor, as .full_tensor() on all ranks gives it")

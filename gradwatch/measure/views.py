@@ -41,7 +41,7 @@ def reordered_from(data: Tensor) -> Shape:
         return ()
     row = whole[:1].numel()
     before = (data.numel() // row, *whole.shape[1:]) if row and data.numel() % row == 0 else ()
-    return before if reorders(before, tuple(data.shape)) else ()
+    return before if reorders(before, tuple(data.shape), arranged=True) else ()  # its first axis is no head of another
 
 
 def _groups(before: Shape, after: Shape) -> Iterator[tuple[list[int], list[int]]]:

@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradwatch.errors import WatchError
 from gradwatch.history import History, Run
 from gradwatch.measure.looking import Looking
 from gradwatch.measure.ring_buffer import Ahead, Block, Ring
@@ -26,7 +25,6 @@ from gradwatch.measure.staging import wait
 from gradwatch.recording.blocks import Row, history, is_nan
 from gradwatch.recording.recent import Recent
 from gradwatch.storage.lazy_block import LazyBlock
-from gradwatch.storage.manifest import text_of
 from gradwatch.table import NOT_SAMPLED, SAMPLED, WAS_NAN
 
 log = logging.getLogger("gradwatch")
@@ -190,41 +188,29 @@ class Recorder:
         self.values += self._known(self._number(ahead), values)
 
     def log(self, values: Mapping[str, Any]) -> None:
-        """Add what the loop logs when it has stepped: the row then has all that it will have, as far as is known.
-
-        Raises:
-            WatchError: a value cannot be copied.
+        """Add what the loop logs when it has stepped: the row then has all that it will have, as far as is known. What
+        cannot be copied is left out.
         """
         self.is_logged = True
-        self.logged.update(values)
-        self.values += self._scalars(self._number(), values)
+        found = self._known(self._number(), values)
+        self.logged.update(name for _, name, _ in found)
+        self.values += found
 
     def _number(self, ahead: bool = False) -> int:
         """The number of the last row, or of the one that is `ahead`."""
         return max(0, self.count - (not ahead))
 
     def _known(self, at: int, values: Mapping[str, Any]) -> list[tuple[int, str, float | Tensor]]:
-        """`_scalars` without what cannot be copied."""
+        """The values in a row, without what cannot be copied: meta and quantized tensors, 10**400, a `__float__` of
+        somebody's own.
+        """
         out: list[tuple[int, str, float | Tensor]] = []
         for name, value in values.items():
             with self.looking.at(name):
-                out += self._scalars(at, {name: value})
-        return out
-
-    def _scalars(self, at: int, values: Mapping[str, Any]) -> list[tuple[int, str, float | Tensor]]:
-        out: list[tuple[int, str, float | Tensor]] = []
-        for name, value in values.items():
-            try:
                 kept = self.ring.scalar(value) if isinstance(value, Tensor) else float(value)
-            except torch.OutOfMemoryError:
-                raise
-            except Exception as error:  # meta and quantized tensors, 10**400, a `__float__` of somebody's own
-                raise WatchError(
-                    f"watch.log({name}=...): this value cannot be copied: {text_of(error):.200}"
-                ) from error
-            out.append((at, name, kept))
-            if self.recent is not None:
-                self.recent.log(at, name, kept)
+                out.append((at, name, kept))
+                if self.recent is not None:
+                    self.recent.log(at, name, kept)
         return out
 
     def drain(self, upto: int | None = None, waits: bool = True) -> None:

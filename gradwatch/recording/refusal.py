@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from torch import Tensor
 
-from gradwatch.errors import warn
 from gradwatch.sanitize import MAX_LOGGED, MAX_LOGGED_NAME
 from gradwatch.storage.manifest import is_text, text_of
 from gradwatch.table import LISTED, RECORDED, STEP_COLUMNS
@@ -20,40 +19,48 @@ def refusal(values: Mapping[str, object], known: Collection[str] = ()) -> str | 
     values = itemized(values)
     for name, value in values.items():
         if not is_text(name, MAX_LOGGED_NAME):
-            found = f"{name[:40]!a}=...): a name of {len(name):,} characters"
+            found = f"{name[:40]!a} is a name of {len(name):,} characters"
             return f"{found}; wanted at most {MAX_LOGGED_NAME}, and such as UTF-8 can hold"
-        if isinstance(value, Tensor):
-            fits, found = value.numel() == 1 and not value.is_complex(), f"tensor of shape {tuple(value.shape)}"
-        else:
-            fits = hasattr(value, "__float__") and getattr(value, "ndim", 0) == 0
-            found = f"{repr(value) if isinstance(value, str) else text_of(value):.80}"
+        fits, found = _one_number(value)
         if not fits:
             more = ", or a list of numbers as .tolist() gives it" if name in LISTED else ""
-            return f"{name}={found}): wanted a number or a tensor of one element{more}"
+            return f"{name}={found}; wanted a number or a tensor of one element{more}"
     if len(values) + len(known) > MAX_LOGGED and len({*values, *known}) > MAX_LOGGED:
-        new = next(name for name in values if name not in known)
         return (
-            f"{new}=...): with {len({*values, *known}):,} names in this run, of which {MAX_LOGGED:,} can be read back: "
-            "log under fewer names, and what changes (an epoch, a batch) as a value"
+            f"it makes {len({*values, *known}):,} names in this run, of which {MAX_LOGGED:,} can be read back: log "
+            "under fewer names, and what changes (an epoch, a batch) as a value"
         )
     return None
 
 
-def loggable(values: Mapping[str, Any], known: Collection[str], tells: bool = False) -> dict[str, Any]:
-    """Those of the values that can be logged beside the names `known`; with `tells` a warning names each other one."""
+def loggable(
+    values: Mapping[str, Any], known: Collection[str], miss: Callable[[str, str], None] | None = None
+) -> dict[str, Any]:
+    """Those of the values that can be logged beside the names `known`. `miss` is told of each other one, and why."""
     if refusal(values, known) is None and not any(map(_is_own, values)):
         return dict(values)
     found: dict[str, Any] = {}
     for name, value in values.items():
-        problem = _OWN.format(name) if _is_own(name) else refusal({name: value}, {*known, *found})
-        if problem is None:
+        why = _OWN.format(name) if _is_own(name) else refusal({name: value}, {*known, *found})
+        if why is None:
             found[name] = value
-        elif tells:
-            warn(f"watch.log({problem}. It is left out")
+        elif miss is not None:
+            miss(f"watch.log({name[:40]}=...)", why)
     return found
 
 
-_OWN = "{0}=...): gradwatch records {0} itself; log yours under another name"
+def _one_number(value: object) -> tuple[bool, str]:
+    """Whether it is one, and what it is."""
+    try:
+        if isinstance(value, Tensor):
+            return value.numel() == 1 and not value.is_complex(), f"tensor of shape {tuple(value.shape)}"
+        fits = hasattr(value, "__float__") and getattr(value, "ndim", 0) == 0
+        return fits, f"{repr(value) if isinstance(value, str) else text_of(value):.80}"
+    except Exception as error:  # a nested tensor, an object of somebody's own
+        return False, f"what raises {type(error).__name__}"
+
+
+_OWN = "gradwatch records {} itself; log yours under another name"
 
 
 def _is_own(name: str) -> bool:

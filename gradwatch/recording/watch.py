@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from gradwatch.errors import WatchError, status_of, tell, warn
+from gradwatch.errors import status_of, tell, warn
 from gradwatch.measure.layout import Layout
 from gradwatch.measure.weight_updates import Weights
 from gradwatch.recording import mlflow_target, notebook_view, open_watches, resume, signals, torch_patches
@@ -110,10 +110,7 @@ class Watch:
         if self._closed:
             warn(f"watch.log({', '.join(values)}) after close(): nothing was recorded")
             return
-        try:
-            self._recorder.log(itemized(loggable(values, self._recorder.logged, tells=True)))
-        except WatchError as error:  # a value that cannot be copied
-            warn(f"{error}. Nothing of this call is recorded")
+        self._recorder.log(itemized(loggable(values, self._recorder.logged, self._looking.miss)))
         self._after()
 
     @untraced

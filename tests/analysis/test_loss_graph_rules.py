@@ -494,7 +494,10 @@ def test_a_loss_that_came_down_to_equal_odds_is_no_success():
     graph = tuple(LossGraph(F.cross_entropy(logits(), Y), LAYERS).described())
     history = make_history(200, layers=tuple(LAYERS.values()), loss_graph=graph, logged=("loss",))
     for ended, succeeded in ((math.log(C), False), (0.8 * math.log(C), True)):
-        assert succeeds(with_loss(history, ended + 20 * 0.9 ** np.arange(200))) == succeeded
+        entropy = np.where(np.arange(200) % 10, np.nan, ended)
+        seen = changed(history, per_step={**history.per_step, "in_loss/cross_entropy": entropy})
+        for rows in (1, 64):  # a sum over them
+            assert succeeds(with_loss(seen, rows * (ended + 20 * 0.9 ** np.arange(200)))) == succeeded
 
 
 def with_loss(history, loss):

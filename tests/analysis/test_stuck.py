@@ -469,6 +469,7 @@ def test_two_rivals_that_are_both_sure_are_on_one_side():
     found = both_won(judge, maker)
     assert (found.rule, found.evidence["ended"], len(found.alternatives)) == ("wrong-sign", maker.evidence["ended"], 2)
     assert both_won(judge, lost) is None  # as it is where the judge has won
+    assert both_won(judge, generator_starves(run(part="E", loss=1.4 * 0.9**ROW))[0]) is None  # two of a kind
     assert both_won(replace(judge, rule="nonfinite"), replace(maker, rule="nonfinite")) is None
 
 

@@ -184,6 +184,11 @@ def test_a_batch_that_was_viewed_in_another_order_before_any_weights(seen, mixes
     assert [(row["of"].split("x", 1)[1], row["layer"]) for row in found] == [("40x6", "weight")] * mixes
 
 
+def test_windows_that_are_cut_from_a_batch_are_rows_of_rows():
+    model = nn.Linear(32 * 8, 1)
+    assert of("view", model(torch.randn(32, 64, 8).view(-1, 32 * 8)).sum(), model) == []
+
+
 def test_no_splitting_and_joining_is_taken_for_a_mixture():
     draw = random.Random(0)
     for _ in range(3_000):

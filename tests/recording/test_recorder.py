@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from training import ELEMENT_POLICIES, mlp, train, watch
 
 import gradwatch
@@ -439,7 +440,7 @@ def test_wide_and_narrow_layers_keep_their_places(monkeypatch):
 @pytest.mark.parametrize(
     ("name", "says"),
     [("x" * 251, "a name of 251 characters; wanted at most 250"), ("x" * 30_000, "30,000 characters"),
-     ("\ud800x", r"'\\ud800x'=.*UTF-8")],
+     ("\ud800x", r"'\\ud800x' is a name.*UTF-8")],
 )  # fmt: skip
 def test_a_name_that_the_reader_refuses_is_left_out_where_it_is_logged(tmp_path, name, says):
     model = mlp()
@@ -451,6 +452,24 @@ def test_a_name_that_the_reader_refuses_is_left_out_where_it_is_logged(tmp_path,
     train(model, optimizer, 2)
     watching.close()
     assert open_history(watching.dir).step.tolist() == [0, 1, 2, 3]
+
+
+class Own(torch.Tensor):
+    """Numbers like any others, under a name of their own, as a library of images has it."""
+
+
+def test_a_tensor_of_a_class_of_its_own_is_recorded_and_one_without_numbers_left_out(tmp_path):
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with FakeTensorMode():
+        fake = torch.ones(())
+    with watch(model, optimizer, tmp_path) as watching:
+        train(model, optimizer, 1)
+        with pytest.warns(
+            GradwatchWarning, match="fake cannot be recorded.* it is a FakeTensor; wanted a plain tensor"
+        ):
+            watching.log(own=torch.ones(()).as_subclass(Own), fake=fake, weight=nn.Parameter(torch.ones(1)))
+    assert open_history(watching.dir).logged == ("own", "weight")
 
 
 def test_as_many_names_as_can_be_logged_can_be_read_and_one_more_is_refused(tmp_path):

@@ -37,8 +37,8 @@ def labels_do_not_fit_inputs(
     last quarter. The joint norm of the gradient, by the medians of fifths of the run, ended at `grows` times its first
     or more, next to its highest; and the steps are of a usual size. Where a metric of the training data got better all
     the same, by steps that may be small, it ended at `hard` times its first at least (but where what is measured on
-    other data never got better by the share `elsewhere`), and less than the share `well` is explained; where one of
-    other data did, there is none. What examples have in common is learnt soon, and
+    other data never got better by the share `elsewhere`, and twice `nothing` is explained), and less than the share
+    `well` is explained; where one of other data did, there is none. What examples have in common is learnt soon, and
     its gradient fades; what each asks for by itself pulls another way in each batch, ever harder.
     Source: Zhang et al. (2017), arXiv:1611.03530: labels that are drawn by lot are learnt too, only later; Chatterjee
     (2020), arXiv:2002.10657: their gradients do not add up over the examples.
@@ -51,9 +51,10 @@ def labels_do_not_fit_inputs(
     learnt = reaches_its_goal(history)  # by heart
     unseen = [went(name, values, sign) for name, sign, _, values in held_out(history, LEAST_SAMPLES)]
     is_lost = bool(unseen) and not any(p.is_large(elsewhere) for p in unseen)  # whatever was learnt tells nothing there
-    little, grows = (well, grows if is_lost else hard) if learnt else (little, grows)
     half = share[: len(share) // 2]
     early, last = float(np.median(half)), ended(share)
+    if learnt:
+        little, grows = well, grows if is_lost and last < 2 * nothing else hard
     if not early < nothing or not -nothing < last < little or half.min() < -wild:
         return []
     norms = [middle(part) for part in np.array_split(incoming(history), 5)]

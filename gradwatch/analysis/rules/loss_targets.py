@@ -97,11 +97,11 @@ def class_imbalance(
 
 
 def _weights_turned(
-    history: History, more: float, frequent: float = 0.8, often: float = 2.0, min_steps: int = 50
+    history: History, more: float, frequent: float = 0.8, near: float = 0.08, min_steps: int = 50
 ) -> list[Finding]:
     """The loss gives the class that most targets are of `more` times the weight of an average one, by the median of the
-    samples: weights are one over the share of their class. It has the share `frequent` of the targets; of more than two
-    classes `often` times that of an average one.
+    samples: weights are one over the share of their class. It has the share `frequent` of the targets; or of more than
+    two classes its weight is its share itself, within `near`.
 
     Source: torch's documentation of BCEWithLogitsLoss (`pos_weight`); He & Garcia (2009), IEEE TKDE 21.
     """
@@ -110,7 +110,8 @@ def _weights_turned(
         return []
     usual, times = float(np.median(asked)), float(np.median(weight))
     classes = number_of_classes(history) or 0
-    if not (usual > (often / classes if classes > 2 else frequent) and times > more):
+    is_share = classes > 2 and abs(times / (usual * classes) - 1) < near
+    if not ((usual > frequent or is_share) and times > more):
         return []
     return [
         from_graph(

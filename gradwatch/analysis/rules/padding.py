@@ -42,21 +42,21 @@ def padding_read_as_data(history: History, share: float = 0.3, well: float = 0.5
     return [replace(found, severity="note") if succeeds(history, well) else found]
 
 
-def mask_inverted(history: History, most: float = 0.8, least: float = 0.2, back: float = 0.35) -> list[Finding]:
+def mask_inverted(history: History, most: float = 0.8, least: float = 0.2, near: float = 0.01) -> list[Finding]:
     """An attention that leaves out the real tokens and looks at the padding, or leaves out what comes before a token
     and looks at what follows it. A warning.
 
     Alarm: its mask takes the share `most` of the real tokens away or more, and `least` of the padding or less, by the
-    medians of the samples (`in_loss/real_masked`, `padding_masked`). Or from the first sample on no attention over
-    tokens gives more than the share `back` of its weights to what is not later (`in_loss/causal`): without a mask that
-    begins at a half, and what is left when only later ones are looked at is one row, whose mask leaves it nothing.
+    medians of the samples (`in_loss/real_masked`, `padding_masked`). Or in each sample no attention that is written out
+    of T tokens gives more than 1/T of its weights to what is not later, within `near` of that (`in_loss/causal`): each
+    looks at what follows it alone, and the last one, whose mask leaves it nothing, at all alike.
     Source: torch's documentation of `MultiheadAttention`, whose `key_padding_mask` is True for what is to be ignored,
     and of `scaled_dot_product_attention`, whose `attn_mask` is True for what takes part; Vaswani et al.,
     arXiv:1706.03762, section 3.2.3: a place may look at those up to itself.
     """
     masked, of_padding = (middle(in_most_looks(history, name)) for name in ("real_masked", "padding_masked"))
     if not (masked >= most and of_padding <= least):
-        return _looks_ahead(history, back)
+        return _looks_ahead(history, near)
     return [
         from_graph(
             history,
@@ -71,9 +71,11 @@ def mask_inverted(history: History, most: float = 0.8, least: float = 0.2, back:
     ]
 
 
-def _looks_ahead(history: History, back: float, samples: int = 3) -> list[Finding]:
+def _looks_ahead(history: History, near: float, samples: int = 3) -> list[Finding]:
     _, causal, places = sampled(history, "causal", "layer_of/causal")
-    if len(causal) < samples or not max(causal[0], middle(causal)) < back:
+    shapes = [shape_in(row["shape"]) for row in graph_rows(history, "softmax")]
+    lengths = {shape[-1] for shape in shapes if len(shape) > 2 and shape[-1] == shape[-2] > 3}
+    if len(causal) < samples or not any((abs(causal * length - 1) < near).all() for length in lengths):
         return []
     return [
         from_graph(
@@ -81,7 +83,7 @@ def _looks_ahead(history: History, back: float, samples: int = 3) -> list[Findin
             "mask-inverted",
             layer_at(history, places[-1]),
             {"weight_ahead": 1 - middle(causal)},
-            f"From the first step on an attention gives {percent(1 - middle(causal))} of its weights to later tokens: "
+            f"An attention gives {percent(1 - middle(causal))} of its weights to later tokens: "
             "its mask takes away what comes before each, and leaves what follows.",
             "Turn it round: scores.masked_fill(mask == 0, -inf) with mask = torch.tril(torch.ones(T, T)), or "
             "is_causal=True of scaled_dot_product_attention; attn_mask of MultiheadAttention is True where a token is "

@@ -23,7 +23,8 @@ from gradwatch.history import History
 
 def finding_of(history: History, shown: Progress, why: Why, severity: Severity = "warning") -> list[Finding]:
     """The finding of a loss or metric that went so, for the cause that the record shows."""
-    evidence: dict[str, float | str] = {"metric": shown.metric, "began": shown.began, "ended": shown.ended,
+    began = shown.first if shown.is_real() else shown.began  # as `Progress.in_words` has it
+    evidence: dict[str, float | str] = {"metric": shown.metric, "began": began, "ended": shown.ended,
                                         "noise": shown.error}  # fmt: skip
     return [
         Finding(

@@ -17,9 +17,10 @@ from gradwatch.analysis.final_values import lost_since
 from gradwatch.analysis.groups import higher_is_better
 from gradwatch.analysis.rules.facts import middle, rates, steps_taken
 from gradwatch.analysis.rules.layer_facts import chance_loss
-from gradwatch.analysis.rules.loss_graph import number_of_classes
+from gradwatch.analysis.rules.loss_graph import is_one_loss, number_of_classes
 from gradwatch.analysis.rules.losses import has_rivals, scaled_losses, training_losses
 from gradwatch.analysis.rules.once import once
+from gradwatch.analysis.rules.sampled_losses import LEAST_SAMPLES, ended, sampled
 from gradwatch.history import Floats, History
 from gradwatch.storage.logged_names import HELD_OUT, is_loss
 
@@ -137,10 +138,14 @@ def went(name: str, values: Floats, sign: int, first: int = 5) -> Progress:
 def succeeds(history: History, share: float = 0.2) -> bool:
     """Whether the training demonstrably gets better: a scalar ended better by `share` of where it began, for good.
 
-    A loss that came down to what equal odds give, and no further, knows nothing.
+    A loss that came down to what equal odds give, and no further, knows nothing: of a loss that is a cross-entropy and
+    nothing else, by that of the batches that were looked at.
     """
     odds = math.log(number_of_classes(history) or 1)  # 0 where they are not known
-    got_better = (p for p in progress(history) if not (p.is_loss and odds and p.ended > 0.98 * odds))
+    _, entropy = sampled(history, "cross_entropy")
+    is_known = odds > 0 and len(entropy) >= LEAST_SAMPLES and is_one_loss(history)
+    guesses = is_known and ended(entropy) > 0.98 * odds
+    got_better = (p for p in progress(history) if not (p.is_loss and guesses))
     return lost_since(history) is None and not has_rivals(history) and any(p.succeeded(share) for p in got_better)
 
 

@@ -164,7 +164,8 @@ def _passed_on(roots: list[Finding], ends: dict[str, int]) -> list[Finding]:
     """
 
     def hands_on(other: Finding, rule: str) -> bool:
-        return other.rule == rule and rule in _HANDED_ON and other.last_step >= ends[other.optimizer]
+        alike = other.rule == rule or (other.rule, rule) == ("wrong-sign", "generator-starves")
+        return alike and rule in _HANDED_ON and other.last_step >= ends[other.optimizer]
 
     kept: list[Finding] = []
     for root in roots:

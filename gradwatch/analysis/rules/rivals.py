@@ -161,7 +161,9 @@ def both_won(one: Finding, other: Finding) -> Finding | None:
     sure = [f for f in (one, other) if float(f.evidence.get("ended", 0)) < float(f.evidence.get("began", 0))]
     if len(sure) < 2 or {f.rule for f in sure} != {"generator-starves"}:
         return None
-    maker, judge = sorted(sure, key=lambda f: float(f.evidence["began"]))  # of the judge there are two terms
+    maker, judge = sorted(sure, key=lambda f: float(f.evidence["began"]))
+    if float(judge.evidence["began"]) < 1.5 * float(maker.evidence["began"]):  # of a judge there are two terms
+        return None
     return replace(
         maker,
         rule="wrong-sign",
