@@ -34,9 +34,11 @@ def quantity_text(value: float) -> str:
 
 
 def plus_minus(mean: float, spread: float) -> str:
-    """`mean ± spread` with as many decimals as the spread deserves; no ± where there is none, or it is 0."""
-    if math.isnan(spread) or spread == 0:
+    """`mean ± spread` with as many decimals as the spread deserves; no ± where there is none."""
+    if math.isnan(spread):
         return quantity_text(mean)
+    if spread == 0:
+        return f"{quantity_text(mean)} ± 0"
     if not 1e-4 <= abs(mean) < 1e5 or spread > 1e5:
         return f"{mean:.2e} ± {spread:.1e}"
     decimals = min(4, max(0, 1 - math.floor(math.log10(spread))))

@@ -17,7 +17,17 @@ from gradwatch.history import Floats, History
 from gradwatch.report.downsample import Heatmap, bucket_mean
 from gradwatch.report.heatmaps import heatmap_grid
 from gradwatch.report.model import clip_rate
-from gradwatch.report.plotly_figures import NO_POLICY_COLOR, PALETTE, Chart, decades, faded, figure, line, marks
+from gradwatch.report.plotly_figures import (
+    NO_POLICY_COLOR,
+    PALETTE,
+    Chart,
+    decades,
+    faded,
+    figure,
+    line,
+    marks,
+    near,
+)
 from gradwatch.sanitize import printable
 from gradwatch.table import STEP_COLUMNS, stack
 
@@ -123,7 +133,7 @@ def _overlay(
     log: bool = False,
 ) -> Chart:
     """The runs of a section over each other. Its scale is that of the runs `beside` each other, if there are any: the
-    charts of several sections are compared by eye.
+    charts of several sections are compared by eye. What came apart in another section does not stretch it.
     """
     runs = [history for group in members.values() for history in group]
     limit = int(np.clip(POINTS_PER_CHART // len(runs), 60, 1200))
@@ -160,15 +170,18 @@ def _overlay(
         [*bands, *thin_lines, *bold_lines, *crosses], axis, span if log else 0, legend=False, hovermode="closest"
     )
     if beside and (span or not log):
-        drawn["layout"]["yaxis"]["range"] = _range(values, log)
+        drawn["layout"]["yaxis"]["range"] = _range(values, np.concatenate([run.total(name) for run in runs]), log)
     return Chart(title, drawn, 300, note.strip())
 
 
-def _range(values: Floats, log: bool) -> list[float]:
-    """The lowest and the highest finite value, and a little room; of a `log` axis as powers of ten."""
-    values = np.log10(values[np.isfinite(values) & (values > 0)]) if log else values[np.isfinite(values)]
-    room = 0.05 * float(np.ptp(values) or abs(values.max()) or 1)
-    return [float(values.min()) - room, float(values.max()) + room]
+def _range(values: Floats, own: Floats, log: bool) -> list[float]:
+    """The lowest and the highest finite value of all or, on a `log` axis (in powers of ten), of those that are not far
+    out (`near`) and of a section's `own`; and a little room.
+    """
+    values, own = (np.log10(v[np.isfinite(v) & (v > 0)]) if log else v[np.isfinite(v)] for v in (values, own))
+    ends = np.concatenate([near(values), own]) if log else values
+    room = 0.05 * float(np.ptp(ends) or abs(ends.max()) or 1)
+    return [float(ends.min()) - room, float(ends.max()) + room]
 
 
 def _band(group: list[History], name: str, log: bool, color: str, policy: str) -> list[dict[str, Any]]:

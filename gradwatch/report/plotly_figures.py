@@ -178,16 +178,25 @@ def annotate(figure: Figure, shapes: list[dict[str, Any]], notes: list[dict[str,
                                  "annotations": [*layout.get("annotations", ()), *notes]}}  # fmt: skip
 
 
+def near(logs: Floats) -> Floats:
+    """Those that are not far out: more than three times the middle half's width beyond it (Tukey's outer fences) and
+    more than a decade.
+    """
+    if not len(logs):
+        return logs
+    first, third = np.quantile(logs, (0.25, 0.75))
+    reach = max(3 * (third - first), 1.0)
+    kept: Floats = logs[(logs >= first - reach) & (logs <= third + reach)]
+    return kept
+
+
 def color_range(logs: Floats) -> tuple[float, float]:
-    """Where a map's colours begin and end, of its finite values: without 0.5 % at each end, and without what is far
-    out, more than three times the middle half's width beyond it (Tukey's outer fences) and more than a decade. A few
-    rows that are next to 0, as the gradients of keys' biases are, leave the colours to all others.
+    """Where a map's colours begin and end, of its finite values: without 0.5 % at each end, and without what is not
+    `near`. A few rows that are next to 0, as the gradients of keys' biases are, leave the colours to all others.
     """
     if not len(logs):
         return 0.0, 1.0
-    first, third = np.quantile(logs, (0.25, 0.75))
-    reach = max(3 * (third - first), 1.0)
-    low, high = np.quantile(logs[(logs >= first - reach) & (logs <= third + reach)], (0.005, 0.995))
+    low, high = np.quantile(near(logs), (0.005, 0.995))
     return float(low), float(high)
 
 

@@ -144,7 +144,7 @@ def test_a_share_is_never_rounded_to_none_or_all():
 def test_plus_minus_has_the_decimals_the_spread_deserves():
     assert plus_minus(0.9534, 0.00412) == "0.9534 ± 0.0041"
     assert plus_minus(0.9534, math.nan) == "0.953"
-    assert plus_minus(4.4812, 0.0) == "4.48"
+    assert plus_minus(4.4812, 0.0) == "4.48 ± 0"
     assert plus_minus(math.nan, math.nan) == quantity_text(math.nan) == "–"
     assert plus_minus(2.5e20, 1e20) == "2.50e+20 ± 1.0e+20"
 
@@ -276,6 +276,9 @@ def test_the_charts_of_several_settings_have_one_scale():
     norms = np.concatenate([history.total("grad_norm") for history in runs])
     assert first[0] < np.log10(norms.min()) < np.log10(norms.max()) < first[1] < np.log10(norms.max()) + 1
     assert ranges([runs[0], runs[0]]) == [None]  # one section alone has its own
+    runs[1].total("grad_norm")[20:] = np.geomspace(1, 1e18, 20)  # it comes apart
+    first, second = ranges(runs)
+    assert first[1] < 8 < 18 < second[1]
 
 
 def test_a_page_of_runs_that_the_loop_clips_otherwise_tells_them_apart_and_when_each_began():
