@@ -67,10 +67,10 @@ class Commands(click.Group):
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         """Click's own, with the command that may have been meant."""
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
-            from difflib import get_close_matches
+            from gradwatch.policies.grammar import likely_name
 
-            near = get_close_matches(args[0].lower(), COMMANDS, 1)
-            ctx.fail(f"there is no command {args[0]!r}{f', did you mean {near[0]}?' if near else ''}")
+            near = likely_name(args[0], COMMANDS)
+            ctx.fail(f"there is no command {args[0]!r}{f', did you mean {near}?' if near else ''}")
         return super().resolve_command(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:

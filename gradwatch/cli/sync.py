@@ -42,7 +42,7 @@ def sync(folder: Path, everything: bool, following: bool, tracking_uri: str | No
     from gradwatch.tracking.sync import deliverable, follow
     from gradwatch.tracking.views import address
 
-    if not folder.exists():
+    if not following and not folder.exists():
         raise RunError(f"{folder}: there is no such file or folder")
     if not following and not deliverable(folder, everything):
         raise RunError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import os
 import signal
@@ -16,10 +15,10 @@ import click
 
 from gradwatch.cli.options import Whole
 from gradwatch.errors import RunError
-from gradwatch.launcher.reaper import Reaper, send
+from gradwatch.launcher.reaper import Reaper
 from gradwatch.sanitize import terminal
 
-GRACE_SECONDS = 5.0  # between SIGINT, SIGTERM and SIGKILL
+GRACE_SECONDS = 5.0  # between SIGTERM and SIGKILL
 
 # Measured: one worker starts in a third of the time and answers without the 44 ms of Nagle's algorithm; without the
 # job consumers the server takes 0.4 GiB instead of 2.5.
@@ -87,17 +86,12 @@ def _uri(store: str | None) -> str | None:
 
 def serve(port: int, uri: str) -> int:
     """Run the server until it ends, or this process does; its exit code."""
-    with Reaper(GRACE_SECONDS) as reaper:  # MLflow's server is two processes, and leaves the second when it is ended
+    # MLflow's server is two processes, and leaves the second when it is ended; of a SIGINT uvicorn tells in a traceback
+    with Reaper(GRACE_SECONDS, first=signal.SIGTERM) as reaper:
         server = subprocess.Popen(server_command(port), env=server_environment(uri, port), start_new_session=True)
         reaper.add(server.pid)
         threading.Thread(target=server.wait, daemon=True).start()  # no zombie that the reaper would wait for
-        try:
-            return server.wait()
-        except KeyboardInterrupt:  # of a SIGINT, as the reaper would send it, uvicorn tells in a traceback
-            send(server.pid, signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                server.wait(GRACE_SECONDS)
-            raise
+        return server.wait()
 
 
 def server_command(port: int) -> list[str]:

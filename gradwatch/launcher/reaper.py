@@ -1,7 +1,8 @@
 """Ends the processes of a process that is gone: `kill -9` of a sweep leaves no training behind.
 
 A process of its own, which listens on a pipe that only its maker holds. However that one ends, the kernel closes the
-pipe, and what is still there is ended. `python -m gradwatch.launcher.reaper SECONDS` reads `+GROUP` and `-GROUP` lines.
+pipe, and what is still there is ended. `python -m gradwatch.launcher.reaper SECONDS SIGNAL` reads `+GROUP` and
+`-GROUP` lines.
 """
 
 from __future__ import annotations
@@ -22,14 +23,15 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 class Reaper:
     """Ends process groups, each led by the process that it is named after, when this process is gone or closes it.
 
-    `grace` are the seconds between SIGINT, SIGTERM and SIGKILL. Where no process can be started, nothing is guaranteed.
+    `grace` are the seconds between SIGINT, SIGTERM and SIGKILL, of which `first` is sent first. Where no process can be
+    started, nothing is guaranteed.
     """
 
-    def __init__(self, grace: float) -> None:
+    def __init__(self, grace: float, first: signal.Signals = signal.SIGINT) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         with contextlib.suppress(OSError):
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "gradwatch.launcher.reaper", str(grace)],
+                [sys.executable, "-m", "gradwatch.launcher.reaper", str(grace), first.name],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -68,14 +70,14 @@ class Reaper:
                 os.write(self._process.stdin.fileno(), line.encode())
 
 
-def main(grace: float) -> None:
+def main(grace: float, first: str) -> None:
     """The process: listens until its maker is gone, then ends the groups."""
     with contextlib.suppress(OSError):  # it leads a session already
         os.setsid()  # who kills the whole group of the maker does not mean this
     groups: set[int] = set()
     for line in sys.stdin:
         (groups.add if line[0] == "+" else groups.discard)(int(line[1:]))
-    for number in SIGNALS:
+    for number in SIGNALS[SIGNALS.index(signal.Signals[first]) :]:
         for group in groups:
             send(group, number)
         deadline = time.monotonic() + grace
@@ -95,4 +97,4 @@ def send(group: int, number: int) -> bool:
 
 
 if __name__ == "__main__":
-    main(float(sys.argv[1]))
+    main(float(sys.argv[1]), sys.argv[2])

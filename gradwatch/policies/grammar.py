@@ -160,7 +160,7 @@ def _build(node: ast.expr) -> Any:
     signature = inspect.signature(POLICIES[name])
     unknown = next((word for word in words if word not in signature.parameters), None)
     if unknown is not None:
-        near = _near(unknown, signature.parameters)
+        near = likely_name(unknown, signature.parameters)
         known = f"did you mean {near}?" if near else f"it has {', '.join(signature.parameters)}"
         raise PolicyError(f"{name} has no argument {unknown}; {known}")
     try:
@@ -204,12 +204,12 @@ def _unknown(name: str) -> str:
         return "inf is a name in Python; write it as text, 'inf'"
     if name == "nan":
         return "nan is no number that anything can be held to"
-    near = _near(name, POLICIES)
+    near = likely_name(name, POLICIES)
     known = f"did you mean {near}?" if near else f"the known ones are {', '.join(POLICIES)}"
     return f"{name} is not a policy gradwatch knows; {known} (a policy class of your own must be passed as an object)"
 
 
-def _near(name: str, known: Iterable[str]) -> str | None:
+def likely_name(name: str, known: Iterable[str]) -> str | None:
     """The known name that `name` may be a slip of, whatever its case."""
     import difflib
 

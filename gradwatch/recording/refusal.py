@@ -12,7 +12,7 @@ from gradwatch.storage.manifest import is_text, text_of
 from gradwatch.table import LISTED, RECORDED, STEP_COLUMNS
 
 
-def refusal(values: Mapping[str, object], known: Collection[str] = ()) -> str | None:
+def _refusal(values: Mapping[str, object], known: Collection[str] = ()) -> str | None:
     """Why these cannot be logged: a name that the reader of the record refuses, one too many beside the names `known`,
     or a value that is not one number; else None.
     """
@@ -37,13 +37,15 @@ def loggable(
     values: Mapping[str, Any], known: Collection[str], miss: Callable[[str, str], None] | None = None
 ) -> dict[str, Any]:
     """Those of the values that can be logged beside the names `known`. `miss` is told of each other one, and why."""
-    if refusal(values, known) is None and not any(map(_is_own, values)):
+    if _refusal(values, known) is None and not any(map(_is_own, values)):
         return dict(values)
     found: dict[str, Any] = {}
+    taken = {*known}
     for name, value in values.items():
-        why = _OWN.format(name) if _is_own(name) else refusal({name: value}, {*known, *found})
+        why = _OWN.format(name) if _is_own(name) else _refusal({name: value}, taken)
         if why is None:
             found[name] = value
+            taken.add(name)
         elif miss is not None:
             miss(f"watch.log({name[:40]}=...)", why)
     return found

@@ -111,7 +111,7 @@ def _charts(
         if _any(members, name)
     ]
     if _any(members, "grad_norm"):
-        title = _extreme_title(members, "Total gradient norm before the clip", "highest median", _median_norm)
+        title = _extreme_title(members, "Total gradient norm before the clip", "median ", _median_norm)
         charts.append(_overlay(members, "grad_norm", title, "total gradient norm (L2)", shades, beside, log=True))
     clipped = {
         policy: members[policy]
@@ -242,7 +242,7 @@ def _rates(members: dict[str, list[History]], shades: dict[str, str]) -> Chart:
                 traces.append({**trace, "opacity": 0.55 if len(part) > 1 else 0.9})
     drawn = figure(traces, "clipped steps (%)", legend=False, hovermode="closest")
     drawn["layout"]["yaxis"]["range"] = [-2, 102]
-    title = _extreme_title(members, "Clip rate", "highest", _mean_rate, percent)
+    title = _extreme_title(members, "Clip rate", "", _mean_rate, percent)
     return Chart(title, drawn, 300, "Each point is the mean of one fortieth of the run." + _lanes_note(lanes))
 
 
@@ -298,17 +298,16 @@ def _all_at(known: dict[str, float], shown: str, show: Callable[[float], str]) -
 def _extreme_title(
     members: dict[str, list[History]],
     what: str,
-    word: str,
+    of: str,
     measure: Callable[[list[History]], float],
     show: Callable[[float], str] = quantity_text,
 ) -> str:
     known = {policy: measure(group) for policy, group in members.items()}
     known = {policy: value for policy, value in known.items() if np.isfinite(value)}
     if len(known) < 2:
-        alone = f"{what}: {word.removeprefix('highest')} ".replace("  ", " ")
-        return "".join(f"{alone}{show(value)} with {policy}" for policy, value in known.items()) or what
+        return what + "".join(f": {of}{show(value)} with {policy}" for policy, value in known.items())
     top = show(max(known.values()))
-    return f"{what}: {word} with {_all_at(known, top, show)[0]}, {top}"
+    return f"{what}: highest {of}with {_all_at(known, top, show)[0]}, {top}"
 
 
 def _median_norm(group: list[History]) -> float:

@@ -11,7 +11,7 @@ from gradwatch.analysis.clips import incoming
 from gradwatch.analysis.rules.facts import USUAL_RATIO, is_adaptive, middle
 from gradwatch.analysis.rules.finding import Finding, either
 from gradwatch.analysis.rules.layer_facts import largest_ratio
-from gradwatch.analysis.rules.progress import can_be_judged, held_out, progress, reaches_its_goal, went
+from gradwatch.analysis.rules.progress import can_be_judged, held_out_progress, progress, reaches_its_goal
 from gradwatch.analysis.rules.sampled_losses import LEAST_SAMPLES, ended, of_what, share_explained
 from gradwatch.formatting import percent
 from gradwatch.history import History
@@ -49,11 +49,11 @@ def labels_do_not_fit_inputs(
     if any(HELD_OUT.search(p.metric) and p.succeeded(0.2) for p in progress(history)):
         return []
     learnt = reaches_its_goal(history)  # by heart
-    unseen = [went(name, values, sign) for name, sign, _, values in held_out(history, LEAST_SAMPLES)]
-    is_lost = bool(unseen) and not any(p.is_large(elsewhere) for p in unseen)  # whatever was learnt tells nothing there
     half = share[: len(share) // 2]
     early, last = float(np.median(half)), ended(share)
     if learnt:
+        unseen = held_out_progress(history, LEAST_SAMPLES)
+        is_lost = bool(unseen) and not any(p.is_large(elsewhere) for p in unseen)  # what was learnt tells nothing there
         little, grows = well, grows if is_lost and last < 2 * nothing else hard
     if not early < nothing or not -nothing < last < little or half.min() < -wild:
         return []

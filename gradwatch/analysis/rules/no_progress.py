@@ -28,7 +28,14 @@ from gradwatch.analysis.rules.long_steps import lr_too_high
 from gradwatch.analysis.rules.loss_terms import outweighed
 from gradwatch.analysis.rules.open_causes import left_open, out_of_reach
 from gradwatch.analysis.rules.plateaus import begins_late, explains_nothing, finding_of, rests, stops
-from gradwatch.analysis.rules.progress import Progress, can_be_judged, held_out, progress, unmoved, went
+from gradwatch.analysis.rules.progress import (
+    Progress,
+    can_be_judged,
+    held_out,
+    held_out_progress,
+    progress,
+    unmoved,
+)
 from gradwatch.analysis.rules.sampled_losses import grows_harder, is_explained, own_targets_move
 from gradwatch.analysis.rules.schedule import ran_out
 from gradwatch.analysis.rules.small_updates import weak_gradients
@@ -101,7 +108,7 @@ def _not_held_out(history: History, min_steps: int, running: int, share: float, 
     known = [p for p in progress(history) if p.is_loss] if can_be_judged(history, min_steps, running) else []
     if not known or not all(p.is_large(0.5) for p in known):
         return []
-    unseen = [went(name, worse, sign) for name, sign, _, worse in held_out(history, least)]
+    unseen = held_out_progress(history, least)
     good = (higher_is_better(p.metric, [history]) and 0.9 < p.ended <= 1 for p in unseen)  # from the first epoch on
     better = (
         p.is_large(share) or p.won > 0.2 * abs(p.first) or abs(p.best - p.began) > 0.05 * abs(p.began) for p in unseen

@@ -243,6 +243,11 @@ def held_out(history: History, least: int) -> Iterator[tuple[str, int, NDArray[n
             yield name, sign, rows, sign * values[rows]
 
 
+def held_out_progress(history: History, least: int) -> list[Progress]:
+    """How each of the `held_out` went."""
+    return [went(name, values, sign) for name, sign, _, values in held_out(history, least)]
+
+
 def reaches_its_goal(history: History, share: float = 0.2) -> bool:
     """Whether a metric that is no loss got better by `share` of where it began, for good: a return, an accuracy."""
     return not has_rivals(history) and any(p.succeeded(share) for p in progress(history) if not p.is_loss)

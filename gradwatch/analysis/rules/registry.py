@@ -133,7 +133,10 @@ _OF_THE_RUN = {
 _LATE = {"weight-growth", "dead-layer", "vanishing"}  # seen some steps after what did it
 _AT_ONCE = 10  # or so many after a spike that the training recovered from: what begins later has another cause
 _LEAPS_WITHIN = 10  # steps of an explosion
-_HANDED_ON = {"nonfinite", "exploding", "generator-starves"}  # from a part to its rival
+_HANDS_ON = {  # from a part to its rival
+    **{rule: {rule} for rule in ("nonfinite", "exploding", "generator-starves")},
+    "wrong-sign": {"generator-starves"},
+}
 
 
 def diagnose(history: History) -> list[Finding]:
@@ -164,8 +167,7 @@ def _passed_on(roots: list[Finding], ends: dict[str, int]) -> list[Finding]:
     """
 
     def hands_on(other: Finding, rule: str) -> bool:
-        alike = other.rule == rule or (other.rule, rule) == ("wrong-sign", "generator-starves")
-        return alike and rule in _HANDED_ON and other.last_step >= ends[other.optimizer]
+        return rule in _HANDS_ON.get(other.rule, ()) and other.last_step >= ends[other.optimizer]
 
     kept: list[Finding] = []
     for root in roots:
