@@ -26,6 +26,11 @@ def listed(names: Sequence[str], most: int = 5) -> str:
     return f"{', '.join(names[:most])}{more}"
 
 
+def counted(count: int, what: str) -> str:
+    """`1 step`, `2,000 steps`."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
 def quantity_text(value: float) -> str:
     """What was measured, with three significant digits; a dash where it is unknown."""
     if math.isnan(value):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -200,6 +201,16 @@ def squares(norms: Floats) -> Floats:
     return np.concatenate([(np.where(np.isfinite(p), p, 0).astype(np.float64) ** 2).sum(axis=1) for p in parts])
 
 
+def lr_columns(optimizers: Iterable[Mapping[str, Any]]) -> list[tuple[str, ...]]:
+    """Of each optimizer of a manifest the columns of its param groups' learning rates: `lr`, `lr/1`, ..."""
+    columns, after = [], 0
+    for one in optimizers:
+        first = one.get("first_group", after)
+        after = first + len(one.get("groups") or [{}])
+        columns.append(tuple(f"lr/{i}" if i else "lr" for i in range(first, after)))
+    return columns
+
+
 def trust_ratio(table: Table, optimizers: Sequence[Mapping[str, Any]], rate: Callable[[str], Floats]) -> Floats:
     """The norm of each layer's weights over that of its update before the learning rate, `[R, L]`, float32: ‖w‖ / ‖u‖.
 
@@ -212,10 +223,10 @@ def trust_ratio(table: Table, optimizers: Sequence[Mapping[str, Any]], rate: Cal
     """
     own = np.full((len(table), len(table.layers)), np.nan, np.float32)
     groups = [group.get("layers", ()) for one in optimizers for group in one.get("groups") or [{}]]
-    for i, names in enumerate(groups):
+    for lr, names in zip(chain.from_iterable(lr_columns(optimizers)), groups, strict=True):
         held = {*names} if names or len(groups) > 1 else {*table.layers}  # manifests of earlier versions name none
         columns = [at for at, layer in enumerate(table.layers) if layer in held]
-        own[:, columns] = rate(f"lr/{i}" if i else "lr")[:, None]
+        own[:, columns] = rate(lr)[:, None]
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.asarray(own / table.quantity("update_ratio"), np.float32)
 

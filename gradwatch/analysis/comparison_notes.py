@@ -11,7 +11,7 @@ from gradwatch.analysis import final_values
 from gradwatch.analysis.groups import NO_POLICY, higher_is_better
 from gradwatch.analysis.rules.facts import LEAST_STEPS, steps_taken
 from gradwatch.analysis.verdict import Contender
-from gradwatch.formatting import listed
+from gradwatch.formatting import counted, listed
 from gradwatch.history import History
 from gradwatch.storage.run_state import run_state
 
@@ -148,7 +148,7 @@ def odd_ones(histories: Sequence[History], metrics: Sequence[str]) -> list[str]:
     ended = [("killed" if run_state(h.run).crashed else h.run.status.lower(), h) for h in histories]
     cut = [(how, h) for how, h in ended if how in ("failed", "killed") and not final_values.diverged(h)]
     if cut:
-        named = [f"{h.run.name} ({how} after {len(h):,} step{'s' if len(h) > 1 else ''})" for how, h in cut]
+        named = [f"{h.run.name} ({how} after {counted(len(h), 'step')})" for how, h in cut]
         notes.append(f"These runs did not end well and count as they are: {listed(named)}.")
     short = [h.run.name for h in histories if steps_taken(h) < LEAST_STEPS]
     if short:

@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from gradwatch.formatting import counted
+
 CONFIDENCE = 0.95
 NAN = float("nan")
 RATIOS = "as ratios"
@@ -75,7 +77,7 @@ def difference(ours: Mapping[str, float], theirs: Mapping[str, float]) -> Estima
     common = [seed for seed in ours if seed in theirs]
     if len(common) > 1 or (common and len(ours) == len(theirs) == 1):
         paired = mean([ours[seed] - theirs[seed] for seed in common])
-        method = f"paired over {len(common)} seed{'s' if len(common) > 1 else ''}"
+        method = f"paired over {counted(len(common), 'seed')}"
         return replace(paired, method=method)
     return _welch(list(ours.values()), list(theirs.values()))
 

@@ -10,11 +10,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gradwatch.analysis.final_values import nonfinite_rows
 from gradwatch.analysis.rewinds import rewinds
 from gradwatch.analysis.rules.finding import Finding
 from gradwatch.analysis.rules.losses import training_losses
 from gradwatch.analysis.rules.step_data import data_of, worst_step
 from gradwatch.history import Bools, History
+from gradwatch.table import WAS_NAN
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ def suspects(history: History, findings: Iterable[Finding]) -> list[Suspect]:
     where a spike was largest, and those because of which the training was taken back.
     """
     found: dict[int, list[str]] = {}
-    for row in np.flatnonzero(_began(~_finite(history))):
+    for row in np.flatnonzero(_began(_nonfinite(history))):
         found.setdefault(int(history.step[row]), []).append("not finite")
     for finding in findings:
         for one in (finding, *finding.consequences):
@@ -53,13 +55,12 @@ def suspects(history: History, findings: Iterable[Finding]) -> list[Suspect]:
     ]
 
 
-def _finite(history: History) -> Bools:
-    """Steps whose gradients and training losses were finite, `[T]`; where nothing is known, they were."""
-    good: Bools = ~(history.total("nonfinite") > 0)
+def _nonfinite(history: History) -> Bools:
+    """Steps in which a gradient or a training loss was inf or NaN, `[T]`."""
+    bad = nonfinite_rows(history)
     for name in training_losses(history):
-        values = history.total(name)
-        good &= ~np.isinf(values) & ~(np.isnan(values) & np.isnan(history.total("grad_norm")))
-    return good
+        bad |= np.isinf(history.total(name)) | (history.total(f"{WAS_NAN}{name}") > 0)
+    return bad
 
 
 def _began(bad: Bools) -> Bools:

@@ -102,7 +102,8 @@ def _source(history: History, findings: Sequence[Finding], name: str) -> str:
     norms, of = healthy_norms(history, findings), f"{name}: " if name else ""
     if limit_of(norms) is None:
         return f"{of}{too_few(norms)}"
-    return f"{of}thresholds come from the norms of {len(norms):,} healthy steps of {len(history):,}.".capitalize()
+    said = f"{of}thresholds" if name else "Thresholds"
+    return f"{said} come from the norms of {len(norms):,} healthy steps of {len(history):,}."
 
 
 Row = tuple[str, str, Floats]  # policy, where the threshold comes from, coefficients [T]

@@ -18,6 +18,7 @@ from gradwatch.analysis.rules import Finding, diagnose
 from gradwatch.analysis.rules.tries import A_THIRD, LOWER, OWN_PAST, clip_with, rate_times, warm_up
 from gradwatch.analysis.verdict import BETTER, NOT_JUDGED, WORSE
 from gradwatch.errors import RunError
+from gradwatch.formatting import counted
 from gradwatch.history import History, Run
 from gradwatch.launcher.sweep import SEED
 from gradwatch.open_run import open_histories
@@ -268,5 +269,5 @@ def _usual_line(cure: Intervention, shows: str, verdict: str, metric: str | None
 def _seen(rules: Sequence[str], found: Sequence[set[str]]) -> str:
     """`lr-too-high in none of 3 runs, spike in 2 of 3`."""
     counts = {rule: sum(rule in each for each in found) for rule in rules}
-    runs = f"{len(found)} run{'s' if len(found) > 1 else ''}"
+    runs = counted(len(found), "run")
     return ", ".join(f"{rule} in {count or 'none'} of {runs}" for rule, count in counts.items())

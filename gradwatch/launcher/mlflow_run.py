@@ -1,6 +1,6 @@
 """The MLflow run that is there before a watched script needs it: a child process creates it while Python starts.
 
-Nothing here imports mlflow into the process of the script. `python -m gradwatch.launcher.mlflow_run` is the child.
+Nothing here imports mlflow into the process of the script. The child is `python -m gradwatch.tracking.create_run`.
 """
 
 from __future__ import annotations

@@ -144,7 +144,8 @@ def leaving(close: Callable[[str], None]) -> Undo:
     def closing(leave: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(leave)
         def left(*args: Any, **kwargs: Any) -> Any:
-            close("FAILED" if leave.__name__ == "_exit" and args != (0,) else "FINISHED")
+            is_exit = leave.__name__ == "_exit"
+            close("FAILED" if is_exit and (*args, *kwargs.values()) != (0,) else "FINISHED")
             return leave(*args, **kwargs)
 
         return left

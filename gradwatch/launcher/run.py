@@ -271,7 +271,9 @@ class Launch:
 
     def _recorded_elsewhere(self) -> bool:
         """Whether a process that this one started has recorded a run."""
-        folders = Path(self.plan.watch["dir"]).glob(f"*-{self.plan.watch['run_name']}-*")
+        from gradwatch.storage.folder import folder_name
+
+        folders = Path(self.plan.watch["dir"]).glob(f"*-{folder_name(self.plan.watch['run_name'])}-*")
         return any(folder.stat().st_mtime >= self.began for folder in folders)
 
 

@@ -15,13 +15,23 @@ from torch.nn.parallel import DistributedDataParallel
 from gradwatch.errors import WatchError
 
 
+def ddp_of(model: nn.Module) -> DistributedDataParallel | None:
+    """The DistributedDataParallel that a model is, maybe behind `torch.compile` or Fabric's wrapper, or None."""
+    while not isinstance(model, DistributedDataParallel):
+        inner = getattr(model, "_orig_mod", None) or getattr(model, "_forward_module", None)
+        if inner is None:
+            return None
+        model = inner
+    return model
+
+
 def rank_norms(model: nn.Module) -> RankNorms:
     """The RankNorms of a DDP model: the one it has from an earlier Watch, or a new one.
 
     Raises:
         WatchError: the model is not a DistributedDataParallel, or has another communication hook.
     """
-    hooks = getattr(model, "_comm_hooks", ())
+    hooks = getattr(ddp_of(model), "_comm_hooks", ())
     return next((state for _, state in hooks if isinstance(state, RankNorms)), None) or RankNorms(model)
 
 
@@ -29,17 +39,18 @@ class RankNorms:
     """Sits in DDP's communication hook, where a rank's gradient is still its own."""
 
     def __init__(self, model: nn.Module) -> None:
-        if not isinstance(model, DistributedDataParallel):
+        ddp = ddp_of(model)
+        if ddp is None:
             raise WatchError(
                 f"ranks=True: a rank's own gradient can only be seen in the communication hook of "
                 f"DistributedDataParallel, and the model is a {type(model).__name__}; under fully_shard and tensor "
                 "parallelism gradients are reduced inside torch. Pass the DDP model, or leave ranks out"
             )
-        self._group = model.process_group
+        self._group = ddp.process_group
         self._size = dist.get_world_size(self._group)
         self._squares: Tensor | None = None
         try:
-            model.register_comm_hook(self, _note_and_average)
+            ddp.register_comm_hook(self, _note_and_average)
         except RuntimeError as error:
             raise WatchError(
                 "ranks=True needs the communication hook of DistributedDataParallel, and this model has one already "

@@ -8,14 +8,13 @@ from functools import cached_property
 from typing import Any
 
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from gradwatch.errors import WatchError
 from gradwatch.measure.activations import Activations
 from gradwatch.measure.collectives import Sums, together
 from gradwatch.measure.constant_weights import constant_weights
-from gradwatch.measure.ddp_rank_norms import RankNorms, rank_norms
+from gradwatch.measure.ddp_rank_norms import RankNorms, ddp_of, rank_norms
 from gradwatch.measure.distributed import add_up, world_size
 from gradwatch.measure.frozen_weights import frozen_weights
 from gradwatch.measure.gradient_histogram import GradientHistogram
@@ -178,8 +177,7 @@ def _inside(
             "micro-batch; leave it out, or use fully_shard (FSDP2)"
         )
     modules = chosen(model, settings.activations, part)
-    group = getattr(model, "process_group", None) if isinstance(model, DistributedDataParallel) else None
-    place = None
+    group, place = _group(model), None
     if layout.sharding is not None:
         group, place = layout.sharding.group, layout.sharding.first_place
     units, experts = units_of(model) if modules else {}, chosen_routers(model, settings.activations, part)
@@ -191,9 +189,15 @@ def _inside(
     )
 
 
+def _group(model: nn.Module) -> Any:
+    """The ranks among which DistributedDataParallel spreads the batch; None for other models."""
+    ddp = ddp_of(model)
+    return None if ddp is None else ddp.process_group
+
+
 def _logits(model: nn.Module, layout: Layout, part: str | None) -> LargestLogits:
     """What a constraint on attention goes by, over the ranks that share the batch."""
-    group = model.process_group if isinstance(model, DistributedDataParallel) else None
+    group = _group(model)
     if layout.sharding is not None or (group is None and world_size() > 1):
         raise WatchError(
             "QKClip: all ranks that share weights must scale them alike, which is known of one process and of "

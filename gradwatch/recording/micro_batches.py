@@ -15,10 +15,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from gradwatch.measure.autograd import without_autograd
 from gradwatch.measure.collectives import Sums
+from gradwatch.measure.ddp_rank_norms import ddp_of
 from gradwatch.measure.foreach import measure
 from gradwatch.measure.gradients import Batch, gradients
 from gradwatch.measure.layout import Layout
@@ -39,8 +39,7 @@ class MicroBatches:
 
     def __init__(self, model: nn.Module, every: int, looking: Looking) -> None:
         self.every, self._looking = every, looking
-        plain = getattr(model, "_orig_mod", model)  # of a compiled one
-        self._ddp = plain if isinstance(plain, DistributedDataParallel) else None
+        self._ddp = ddp_of(model)
         self._layout: Layout | None = None  # of the step that is heard
         self._known: tuple[Layout, Tensor, float, Tensor] | None = None  # what `end` knew of one
         self._clear()

@@ -16,7 +16,7 @@ class Open(Protocol):
     _recorder: Any
     _writer: Any
 
-    def log(self, **values: Any) -> None:
+    def log(self, /, **values: Any) -> None:
         """Add scalars to the last step taken."""
 
     def close(self, status: str = ..., timeout: float | None = ...) -> None:

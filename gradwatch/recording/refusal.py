@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 from torch import Tensor
 
 from gradwatch.sanitize import MAX_LOGGED, MAX_LOGGED_NAME
@@ -56,7 +57,7 @@ def _one_number(value: object) -> tuple[bool, str]:
     try:
         if isinstance(value, Tensor):
             return value.numel() == 1 and not value.is_complex(), f"tensor of shape {tuple(value.shape)}"
-        fits = hasattr(value, "__float__") and getattr(value, "ndim", 0) == 0
+        fits = hasattr(value, "__float__") and getattr(value, "ndim", 0) == 0 and not np.iscomplexobj(cast(Any, value))
         return fits, f"{repr(value) if isinstance(value, str) else text_of(value):.80}"
     except Exception as error:  # a nested tensor, an object of somebody's own
         return False, f"what raises {type(error).__name__}"

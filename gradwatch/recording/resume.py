@@ -92,6 +92,13 @@ def apart(folder: Path, changed: Sequence[str]) -> str:
     return "" if folder.is_dir() else f"a run of its own: {folder}, where the steps before were recorded, is not there"
 
 
+# What the manifest says of the latest attempt; all else is kept (points of other windows would not fit those sent).
+_OF_THE_ATTEMPT = (
+    "layers", "optimizers", "every", "activations_every", "total_steps", "higher_is_better", "params", "tags", "unheld",
+    "modules", "batch_norms", "dropouts",
+)  # fmt: skip
+
+
 def reopened(folder: Path, attempt: int, empty: RunWriter) -> RunWriter:
     """A writer for the run in `folder`, as a new attempt, in place of that of a run that has recorded nothing.
 
@@ -101,11 +108,8 @@ def reopened(folder: Path, attempt: int, empty: RunWriter) -> RunWriter:
     run = read_manifest(folder)
     attempt = max(attempt, run.attempt) + 1
     changes = {"attempt": attempt, "status": "RUNNING", "ended": None, "end_step": None, "crashed": False, **here()}
-    writer = RunWriter(
-        folder,
-        replace(run, **changes, layers=empty.run.layers, activations_every=empty.run.activations_every),
-        empty.flush_seconds,
-    )
+    changes |= {name: getattr(empty.run, name) for name in _OF_THE_ATTEMPT}
+    writer = RunWriter(folder, replace(run, **changes), empty.flush_seconds)
     writer.start()
     empty.close("KILLED")
     discard(empty.folder)

@@ -100,7 +100,7 @@ class Watch:
         return self._closed
 
     @untraced
-    def log(self, **values: float | Tensor | Sequence[int]) -> None:
+    def log(self, /, **values: float | Tensor | Sequence[int]) -> None:
         """Add scalars to the last step taken: numbers, or one-element tensors on any device (nothing waits for them).
 
         Tensors are kept as float32. The last value of a name in a step counts. `batch`, `sample`, `shard` may be lists.
@@ -114,7 +114,7 @@ class Watch:
         self._after()
 
     @untraced
-    def _log_next(self, **values: float | Tensor) -> None:
+    def _log_next(self, /, **values: float | Tensor) -> None:
         """Add scalars to the step that is about to begin, as `log` does to the last one."""
         if not self._closed:
             self._recorder.add(values, ahead=True)

@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from gradwatch.analysis.rules.activation_facts import in_forward_order
+from gradwatch.analysis.rules.facts import column_medians
 from gradwatch.formatting import percent, quantity_text
-from gradwatch.history import Floats, History
+from gradwatch.history import History
 from gradwatch.report.downsample import heatmap
 from gradwatch.report.plotly_figures import Chart, heatmap_figure, off_scale
 from gradwatch.table import Table
@@ -59,8 +60,8 @@ def module_summaries(history: History) -> tuple[ModuleSummary, ...]:
         return ()
     late = slice(-max(1, len(table) // 10), None)
     early = slice(0, max(1, len(table) // 10))
-    found = {name: _median(values[late]) for name, values in table.values.items()}
-    begun = _median(table.values["rms"][early])
+    found = {name: column_medians(values[late]) for name, values in table.values.items()}
+    begun = column_medians(table.values["rms"][early])
     bad = (table.values["nonfinite"] > 0).sum(axis=0)
     with np.errstate(divide="ignore", invalid="ignore"):
         growth = found["rms"] / begun
@@ -125,7 +126,7 @@ def _map(history: History, quantity: str, title: str, what: str, table: str) -> 
 
 def _title(table: Table, quantity: str, title: str, what: str) -> str:
     values = table.values[quantity]
-    of_run = np.nansum(values, axis=0) if quantity in COUNTS else _median(values)
+    of_run = np.nansum(values, axis=0) if quantity in COUNTS else column_medians(values)
     known = [(float(value), name) for value, name in zip(of_run, table.layers, strict=True) if np.isfinite(value)]
     if len(known) < 2:
         return f"Activations: {title}"
@@ -134,12 +135,3 @@ def _title(table: Table, quantity: str, title: str, what: str) -> str:
     if high == low:
         return f"Activations: {title}, {show(high)} in every {what}"
     return f"Activations: {title}, most in {largest} ({show(high)}), least in {smallest} ({show(low)})"
-
-
-def _median(values: Floats) -> Floats:
-    """The median of the finite values of each column `[M]`; NaN where there is none."""
-    kept = np.where(np.isfinite(values), values, np.nan).astype(np.float64)
-    out = np.full(kept.shape[1], np.nan)
-    seen = ~np.isnan(kept).all(axis=0)
-    out[seen] = np.nanmedian(kept[:, seen], axis=0)
-    return out

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from gradwatch.analysis.rules.facts import column_medians
 from gradwatch.formatting import percent
 from gradwatch.history import History
 from gradwatch.report.activations import as_layers
 from gradwatch.report.downsample import Heatmap, heatmap
 from gradwatch.report.plotly_figures import BAD, Chart, annotate, heatmap_figure
-from gradwatch.report.run_charts import column_medians
 from gradwatch.table import Table, nanmean
 
 BIN = "2^"  # how the columns of bins begin; the lower exponent follows

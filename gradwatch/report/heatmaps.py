@@ -13,6 +13,7 @@ import numpy as np
 
 from gradwatch.analysis.final_values import seed_text
 from gradwatch.analysis.groups import natural
+from gradwatch.analysis.rules.facts import column_medians
 from gradwatch.formatting import percent, quantity_text
 from gradwatch.history import History
 from gradwatch.report.downsample import Heatmap, heatmap
@@ -30,7 +31,6 @@ from gradwatch.report.plotly_figures import (
     short,
     text,
 )
-from gradwatch.report.run_charts import column_medians
 from gradwatch.sanitize import printable
 
 HEATMAPS = {"grad_norm": "Gradient norm", "weight_norm": "Weight norm", "update_ratio": "Update ratio"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,10 +12,10 @@ from gradwatch.analysis.final_values import final, finite_norms, lost_since, non
 from gradwatch.analysis.optimizers import as_code, changes, group_texts
 from gradwatch.analysis.rewinds import Rewound, rewinds
 from gradwatch.analysis.rules import Finding, diagnose, verdict
-from gradwatch.analysis.rules.facts import middle
+from gradwatch.analysis.rules.facts import column_medians, middle
 from gradwatch.analysis.suggest import Suggestion
 from gradwatch.analysis.whatif import Outcome
-from gradwatch.formatting import loop_clips, percent
+from gradwatch.formatting import counted, loop_clips, percent
 from gradwatch.history import Floats, History
 from gradwatch.report.activations import ModuleSummary, module_summaries
 from gradwatch.storage.run_state import run_state
@@ -109,11 +109,11 @@ def summarize(history: History, metrics: Sequence[str]) -> RunSummary:
     bad = history.nonfinite
     shapes = {layer.name: layer.shape for layer in run.layers}
     columns = {
-        "median_grad_norm": _columns(np.median, history.layer("grad_norm")),
-        "max_grad_norm": _columns(np.max, history.layer("grad_norm")),
+        "median_grad_norm": column_medians(history.layer("grad_norm")),
+        "max_grad_norm": _highest(history.layer("grad_norm")),
         "clip_rate": history.clip_rate,
         "weight_norm": _last(history.layer("weight_norm")),
-        "update_ratio": _columns(np.median, history.layer("update_ratio")),
+        "update_ratio": column_medians(history.layer("update_ratio")),
     }
     return RunSummary(
         name=run.name,
@@ -182,8 +182,7 @@ def clip_rate(history: History) -> float:
 
 def changed(history: History) -> str:
     """What clipped, as a sentence: `ClipByGlobalNorm(1.0) changed 24.5 % of 1,000 steps`; the loop's own clips too."""
-    count = len(history)
-    steps = f"{count:,} step{'s' if count != 1 else ''}"
+    steps = counted(len(history), "step")
     clips = [(history.run.clip, clip_rate(history))] if history.run.clip else []
     if clips_itself(history):
         clips.append((f"the loop's own {loop_clips(history.per_step)}", loop_rate(history)))
@@ -216,10 +215,9 @@ def state(history: History) -> str:
     return history.run.status.lower()
 
 
-def _columns(reduce: Callable[..., Floats], values: Floats) -> Floats:
-    """`reduce` over the finite steps of each layer, `[L]`; NaN for a layer without any."""
-    finite = (column[np.isfinite(column)] for column in values.T)
-    return np.array([reduce(column) if len(column) else np.nan for column in finite], np.float64)
+def _highest(values: Floats) -> Floats:
+    """The highest finite value of each layer, `[L]`; NaN for a layer without any."""
+    return np.asarray(np.fmax.reduce(np.where(np.isfinite(values), values, np.nan), axis=0, initial=np.nan), np.float64)
 
 
 def _last(values: Floats) -> Floats:

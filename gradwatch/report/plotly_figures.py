@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gradwatch.formatting import counted
 from gradwatch.history import Floats
 from gradwatch.report.downsample import Heatmap, thin
 from gradwatch.sanitize import printable
@@ -207,7 +208,7 @@ def off_scale(data: Heatmap) -> str:
     low, high = color_range(logs[np.isfinite(logs)])
     below, above = np.fmax.reduce(logs, axis=1) < low - 1, np.fmin.reduce(logs, axis=1) > high + 1
     counts = {"below": int(below.sum()), "above": int(above.sum())}
-    found = [f"{n} row{'s' if n > 1 else ''} {where}" for where, n in counts.items() if n]
+    found = [f"{counted(n, 'row')} {where}" for where, n in counts.items() if n]
     return f" The colours' scale leaves out {' and '.join(found)} it." if found else ""
 
 

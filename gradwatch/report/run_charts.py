@@ -10,8 +10,8 @@ import numpy as np
 from gradwatch.analysis.clips import as_one, clips_itself
 from gradwatch.analysis.final_values import final, nonfinite_rows, told
 from gradwatch.analysis.noise_scale import estimates, noise_scale, trailing
-from gradwatch.analysis.rules.facts import limits_of
-from gradwatch.formatting import percent, quantity_text
+from gradwatch.analysis.rules.facts import column_medians, limits_of
+from gradwatch.formatting import counted, percent, quantity_text
 from gradwatch.history import Floats, History
 from gradwatch.report.downsample import bucket_mean
 from gradwatch.report.model import changed
@@ -102,14 +102,6 @@ def _title(label: str, median: Floats, names: list[str]) -> str:
     return f"Depth profile: the {label} of {larger} is {quantity_text(times)} times that of {smaller}"
 
 
-def column_medians(values: Floats) -> Floats:
-    """The median of the finite values of each column `[L]`; NaN for a column without any."""
-    seen = np.isfinite(values).any(axis=0)
-    out = np.full(values.shape[1], np.nan)
-    out[seen] = np.nanmedian(values[:, seen], axis=0)
-    return out
-
-
 def norm_chart(history: History) -> Chart:
     """The total norm before and after all clips, the threshold, and the steps that have no finite norm."""
     limits, clips = limits_of(history), bool(history.run.clip) or clips_itself(history)
@@ -121,7 +113,7 @@ def norm_chart(history: History) -> Chart:
         traces += lane_lines(history, np.where(after > 0, after, np.nan), "after the clip", AFTER, width=1.2)
     bad = history.step[nonfinite_rows(history)]
     if len(bad):
-        traces.append(marks(bad, f"non-finite ({len(bad):,} step{'s' if len(bad) > 1 else ''})"))
+        traces.append(marks(bad, f"non-finite ({counted(len(bad), 'step')})"))
     drawn = figure(traces, "total gradient norm (L2)", max(decades(before), 0.01))
     if limits is not None:
         drawn = with_limits(drawn, history.step, limits)

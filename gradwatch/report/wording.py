@@ -14,7 +14,7 @@ from gradwatch.analysis.rules.facts import LEAST_STEPS
 from gradwatch.analysis.rules.finding import RANK
 from gradwatch.analysis.suggest import Suggestion
 from gradwatch.analysis.whatif import CAVEAT, Outcome
-from gradwatch.formatting import percent, quantity_text
+from gradwatch.formatting import counted, percent, quantity_text
 from gradwatch.policies.grammar import is_call, members
 from gradwatch.report.model import LaneSummary, RunSummary
 from gradwatch.report.pages import address
@@ -29,7 +29,7 @@ _POLICY = re.compile(r"""(?:(clip|renorm)=(["']))?(chain|only|[A-Z]\w*)\(""")
 def counts_text(findings: Sequence[Finding]) -> str:
     """How many of each severity: `1 error, 2 warnings`; empty without any. What follows from one is not counted."""
     counts = {severity: sum(finding.severity == severity for finding in findings) for severity in RANK}
-    return ", ".join(f"{n} {severity}{'s' if n > 1 else ''}" for severity, n in counts.items() if n)
+    return ", ".join(counted(n, severity) for severity, n in counts.items() if n)
 
 
 def where_text(finding: Finding, follows: bool = False) -> str:
@@ -42,7 +42,7 @@ def where_text(finding: Finding, follows: bool = False) -> str:
         return "no step was recorded"
     steps = f"step {first:,}" if first == last else f"steps {first:,} to {last:,}"
     names, left = ", ".join(finding.layers[:MOST_NAMES]), len(finding.layers) - MOST_NAMES
-    more = f" and {left} more layer{'s' if left > 1 else ''}" if left > 0 else ""
+    more = f" and {counted(left, 'more layer')}" if left > 0 else ""
     sure = f"{finding.confidence} cause" if finding.severity != "note" and not follows else ""
     return " · ".join(filter(None, [steps, finding.optimizer, names + more or "the whole model", sure]))
 

@@ -233,7 +233,11 @@ def joint_run(facts: Mapping[str, Any], runs: Sequence[Run]) -> Run:
         created=facts["created"],
         part=None,
         layers=tuple(layer for run in runs for layer in run.layers),
-        optimizers=tuple(optimizer for run in runs for optimizer in run.optimizers),
+        optimizers=tuple(  # each part counts the columns of its learning rates from 0
+            optimizer if i else {**optimizer, "first_group": 0}
+            for run in runs
+            for i, optimizer in enumerate(run.optimizers)
+        ),
         unheld=tuple(name for run in runs for name in run.unheld),
         dropouts={name: p for run in runs for name, p in run.dropouts.items()},
         loss_graph=tuple(row for run in runs for row in run.loss_graph),

@@ -122,8 +122,8 @@ def _check_database(file: Path) -> None:
 
 
 def quoted(value: str) -> str:
-    """A value in MLflow's search language, which knows no escapes: without quotes of its own."""
-    return "'" + value.replace("'", "_") + "'"
+    """A value in MLflow's search language, which knows no escapes: of quotes of both kinds the single ones are lost."""
+    return f'"{value}"' if "'" in value and '"' not in value else "'" + value.replace("'", "_") + "'"
 
 
 def create_run(client: MlflowClient, tracking_uri: str, run: Run, label: str) -> tuple[str, str]:
@@ -165,7 +165,7 @@ def summary_run(client: MlflowClient, experiment_id: str, name: str, tags: dict[
 def drop_twins(client: MlflowClient, run_id: str, experiment_id: str, label: str) -> None:
     """Delete what another request made of the run labelled so: one that a slow server carried out after all."""
     with clear_errors(f"run {run_id}"):
-        for twin in client.search_runs([experiment_id], f"tags.`{Tag.FOLDER}` = '{label}'"):
+        for twin in client.search_runs([experiment_id], f"tags.`{Tag.FOLDER}` = {quoted(label)}"):
             if twin.info.run_id != run_id and not twin.data.metrics:
                 client.delete_run(twin.info.run_id)
 

@@ -31,6 +31,7 @@ from gradwatch.tracking.mlflow_names import (
     BEFORE_LOOP,
     BRIEF,
     LOOP,
+    SAMPLED_QUANTITIES,
     TOTAL,
     blocks,
     layer_key,
@@ -116,24 +117,6 @@ LAYER_QUANTITIES: dict[str, tuple[Callable[[Floats], Floats], Callable[[Floats],
     "weight_norm": (joint_norm, _max),
     "update_ratio": (_largest, _max),
     "clip_rate": (_average, _mean),
-}
-# table, quantity that is sampled -> (what it is called, how all its modules, heads or layers are summed up)
-SAMPLED_QUANTITIES = {
-    ("activations", "tokens"): ("expert_tokens", ("largest", "median")),
-    ("histograms", "below_fp16"): ("grad_below_fp16", ("largest", "median")),
-    ("histograms", "below_e4m3"): ("grad_below_e4m3", ("median",)),
-    ("by_layer", "sigma_max"): ("sigma_max", ("largest", "median")),
-    ("by_layer", "stable_rank"): ("stable_rank", ("median",)),
-    ("by_layer", "row_share"): ("row_share", ("largest",)),
-    ("by_layer", "adam_rms"): ("adam_rms", ("largest",)),
-    ("by_layer", "trust_ratio"): ("trust_ratio", ("smallest", "median")),
-    ("heads", "qk_clips"): ("qk_clips", ("largest",)),
-    ("heads", "logit_max"): ("qk_logit", ("largest", "median")),
-    ("activations", "rms"): ("activation_rms", ("largest", "median")),
-    ("activations", "max"): ("activation_max", ("largest", "median")),
-    ("activations", "dead"): ("activation_dead", ("largest",)),
-    ("activations", "logit_max"): ("attention_logit", ("largest", "median")),
-    ("activations", "entropy"): ("attention_entropy", ("median",)),
 }
 SUMMARIES: dict[str, Callable[[Floats], Floats]] = {"largest": _largest, "smallest": _smallest, "median": _middle}
 # column of the steps table -> (key, how a window sums it up)

@@ -21,36 +21,37 @@ MAX_NAME = 250
 FEW_BLOCKS = 8  # a grouping this coarse hides the model: the next finer level is merged into ranges instead
 LOOP = "loop_clip"  # the keys of the loop's own clips, as `clip` those of the policy
 BRIEF = "Gradwatch"  # the section on which a run's page opens: MLflow sorts them as bytes, capitals first
+# table, quantity that is sampled -> (what it is called, how all its modules, heads or layers are summed up)
+SAMPLED_QUANTITIES = {
+    ("activations", "tokens"): ("expert_tokens", ("largest", "median")),
+    ("histograms", "below_fp16"): ("grad_below_fp16", ("largest", "median")),
+    ("histograms", "below_e4m3"): ("grad_below_e4m3", ("median",)),
+    ("by_layer", "sigma_max"): ("sigma_max", ("largest", "median")),
+    ("by_layer", "stable_rank"): ("stable_rank", ("median",)),
+    ("by_layer", "row_share"): ("row_share", ("largest",)),
+    ("by_layer", "adam_rms"): ("adam_rms", ("largest",)),
+    ("by_layer", "trust_ratio"): ("trust_ratio", ("smallest", "median")),
+    ("heads", "qk_clips"): ("qk_clips", ("largest",)),
+    ("heads", "logit_max"): ("qk_logit", ("largest", "median")),
+    ("activations", "rms"): ("activation_rms", ("largest", "median")),
+    ("activations", "max"): ("activation_max", ("largest", "median")),
+    ("activations", "dead"): ("activation_dead", ("largest",)),
+    ("activations", "logit_max"): ("attention_logit", ("largest", "median")),
+    ("activations", "entropy"): ("attention_entropy", ("median",)),
+}
+SAMPLED = tuple(dict.fromkeys(name for name, _ in SAMPLED_QUANTITIES.values()))
 # How the keys of gradients and weights begin; and those of the optimizer.
-OWN = tuple(
-    f"{name}/"
-    for name in (
-        "grad_norm",
-        "clipped_norm",
-        "weight_norm",
-        "update_ratio",
-        "update_norm",
-        "clip_rate",
-        "clip",
-        LOOP,
-        BRIEF,
-        "activation_rms",
-        "activation_max",
-        "activation_dead",
-        "attention_logit",
-        "attention_entropy",
-        "expert_tokens",
-        "noise_scale",
-        "grad_below_fp16",
-        "grad_below_e4m3",
-        "sigma_max",
-        "stable_rank",
-        "row_share",
-        "trust_ratio",
-        "qk_clips",
-        "qk_logit",
-    )
+_DIRECT = (
+    "grad_norm",
+    "clipped_norm",
+    "weight_norm",
+    "update_ratio",
+    "update_norm",
+    "clip_rate",
+    "clip",
+    "noise_scale",
 )
+OWN = tuple(f"{name}/" for name in (*_DIRECT, LOOP, BRIEF, *SAMPLED))
 _OWN_TOO = (*OWN, "lr/", SETTING)
 TOTAL, BEFORE_LOOP = "grad_norm/total", "grad_norm/before_loop_clip"  # no layer's, though they look like one's
 LOGGED = "logged/"  # before what is logged under a key of gradwatch's own

@@ -21,7 +21,7 @@ from gradwatch.formatting import loop_clips, percent, quantity_text
 from gradwatch.history import History
 from gradwatch.sanitize import markdown, public_uri
 from gradwatch.table import nanmean
-from gradwatch.tracking.mlflow_names import BRIEF, OWN
+from gradwatch.tracking.mlflow_names import BRIEF, OWN, SAMPLED
 from gradwatch.tracking.tags import Tag
 
 VIEW = "gradwatch"
@@ -49,11 +49,8 @@ CHARTS = {
 }
 # section -> open; MLflow itself adds one chart a key to the section that is named like the key's prefix.
 SECTIONS = {"Training": True, "Gradients": True, "weight_norm": True, "grad_norm": False, "update_ratio": False,
-            "update_norm": False, "clip_rate": False, BRIEF: False, "activation_rms": False, "activation_max": False,
-            "activation_dead": False, "attention_logit": False, "attention_entropy": False,
-            "expert_tokens": False, "noise_scale": False, "grad_below_fp16": False, "grad_below_e4m3": False,
-            "sigma_max": False, "stable_rank": False, "row_share": False, "trust_ratio": False, "qk_clips": False,
-            "qk_logit": False}  # fmt: skip
+            "update_norm": False, "clip_rate": False, BRIEF: False, "noise_scale": False,
+            **dict.fromkeys(SAMPLED, False)}  # fmt: skip
 RATES = ("clip/rate_so_far", "loop_clip/rate_so_far")  # each a column too, where it is sent
 MAX_LOGGED = 20
 # column of the runs table -> width in pixels; MLflow's own 100 would cut every policy's name

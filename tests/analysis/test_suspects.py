@@ -3,9 +3,11 @@
 import json
 import math
 
+import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+from make_run import changed, make_history
 from torch import nn
 from torch.utils.data import DataLoader
 from training import watch
@@ -133,3 +135,13 @@ def test_a_file_of_something_else_is_refused(text, said, tmp_path):
         file.write_text(text)
     with pytest.raises(WatchError, match=f"{said}.*wanted a JSON list of batch numbers"):
         gradwatch.skip([], file)
+
+
+@pytest.mark.parametrize("where", ["a loss that was NaN", "a norm that is inf"])
+def test_what_is_not_finite_is_suspected_wherever_the_record_shows_it(where):
+    history = make_history(60, clip=None)
+    at = np.arange(60) == 40
+    totals = {"was_nan/loss": at * 1.0, "loss": np.where(at, np.nan, history.total("loss"))}
+    if "norm" in where:
+        totals = {"grad_norm": np.where(at, np.inf, history.total("grad_norm"))}
+    assert [one.step for one in suspects(changed(history, per_step={**history.per_step, **totals}), [])] == [40]

@@ -102,7 +102,7 @@ def test_sick_steps_give_no_threshold_and_are_counted_all_the_same(plain):
     assert {o.kind for o in outcomes} >= {"ClipByGlobalNorm", "ClipByNorm"}
     assert max(thresholds(outcomes)) < 100
     assert min(o.clip_rate for o in outcomes if o.kind.startswith("ClipBy")) >= 0.5
-    assert "the norms of 100 healthy steps of 200" in caveat(sick, [found])
+    assert "Thresholds come from the norms of 100 healthy steps of 200" in caveat(sick, [found])
 
 
 def test_too_few_healthy_steps_give_the_usual_value_as_finding_and_suggestion_do():
@@ -219,3 +219,10 @@ def test_autoclip_forgets_what_left_its_window():
 def test_a_threshold_reads_back_as_it_was_written(value):
     assert gradwatch.parse(f"ClipByGlobalNorm({setting_text(value)})").max_norm == value
     assert len(setting_text(value)) <= 8
+
+
+def test_a_lane_keeps_its_name_as_it_is_written(tmp_path):
+    folder = write_shared(tmp_path, "gan", netG=make_history(steps=100), netD=make_history(steps=100, seed=1))
+    said = caveat(open_history(folder), [])
+    assert "netG: thresholds come from the norms of 100 healthy steps of 100." in said
+    assert "netD: thresholds" in said

@@ -88,3 +88,19 @@ def test_a_run_that_is_ready_is_left_for_another_experiment(mlflow, monkeypatch)
     assert fluent.start_run(experiment_id="2") == ((None, "2"), {})
     assert "MLFLOW_RUN_ID" not in os.environ
     undo()
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "status"), [((0,), {}, "FINISHED"), ((), {"status": 0}, "FINISHED"), ((3,), {}, "FAILED")]
+)
+def test_a_script_that_leaves_by_exit_tells_how(args, kwargs, status, monkeypatch):
+    said = []
+
+    def _exit(status):
+        """Leaves nothing."""
+
+    monkeypatch.setattr(os, "_exit", _exit)
+    undo = patches.leaving(said.append)
+    os._exit(*args, **kwargs)
+    undo()
+    assert said[0] == status

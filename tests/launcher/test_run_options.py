@@ -511,8 +511,10 @@ def test_the_scripts_own_arguments_are_params_of_its_run(run, tmp_path):
 
 @pytest.mark.slow  # a process that imports torch
 def test_a_process_that_the_script_spawns_knows_the_arguments(run, tmp_path):
-    done = run(tmp_path, "--log", "none", SCRIPTS / "spawns.py", "--note", "here")
+    named = ("--run-name", "two words", "--clip", "ClipByGlobalNorm(1.0)")  # folders are named otherwise
+    done = run(tmp_path, "--log", "none", *named, SCRIPTS / "spawns.py", "--note", "here")
     assert done.returncode == 0, done.stderr
+    assert "nothing was recorded" not in done.stderr
     found = [gradwatch.open_history(path).run for path in run_folders(tmp_path / "gradwatch-runs")]
     assert [run.params["args.note"] for run in found] == ["here"] * len(found)
     assert [run.command["args"] for run in found] == [["--note", "here"]] * len(found)

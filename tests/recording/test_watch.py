@@ -348,6 +348,8 @@ def test_history_clip_asks_adamax_for_its_maximum(tmp_path):
         ({"loss": torch.ones(3)}, "tensor of shape"),
         ({"sample": torch.arange(3)}, r"or a list of numbers as \.tolist"),
         ({"loss": "high"}, "'high'"),
+        ({"loss": np.complex64(1 + 2j)}, "1.*2"),
+        ({"self": "high"}, "'high'"),
     ],
 )
 def test_what_cannot_be_logged_is_left_out_and_nothing_else_is_lost(pair, values, says, tmp_path):
@@ -525,6 +527,28 @@ def test_resuming_goes_on_as_if_nothing_happened(policy, tmp_path):
     np.testing.assert_array_equal(got.layer("clip_coef"), want.layer("clip_coef"))
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), trained.parameters(), strict=True))
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted([whole.name, "checkpoint.pt"])
+
+
+def test_the_manifest_of_a_resumed_run_is_that_of_its_latest_attempt(tmp_path):
+    def start(lr, **options):
+        model = mlp()
+        optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+        return model, optimizer, watch(model, optimizer, tmp_path, **options)
+
+    model, optimizer, before = start(0.1, total_steps=20, every=10, params={"data": "small"})
+    train(model, optimizer, 12)
+    state = before.state_dict()
+    before.close()
+    later = {"total_steps": 200, "every": 5, "params": {"data": "large"}, "higher_is_better": {"score": True}}
+    model, optimizer, handle = start(0.01, **later)
+    handle.load_state_dict(state)
+    train(model, optimizer, 12)
+    handle.close()
+    run = open_history(before.dir).run
+    assert {name: getattr(run, name) for name in later} == later | {"params": run.params}
+    assert run.params["data"] == "large"
+    assert run.optimizers[0]["settings"]["lr"] == 0.01
+    assert run.attempt == 1
 
 
 @pytest.mark.parametrize(

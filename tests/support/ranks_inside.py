@@ -26,7 +26,9 @@ def train(kind, folder):
         fully_shard(model, mesh=init_device_mesh("cpu", (size,)))
     if kind == "tp":
         parallelize_module(model, init_device_mesh("cpu", (size,)), {"0": ColwiseParallel(), "2": RowwiseParallel()})
-    wrapped = DistributedDataParallel(model) if kind == "ddp" else model
+    wrapped = DistributedDataParallel(model) if kind in ("ddp", "compiled") else model
+    if kind == "compiled":
+        wrapped = torch.compile(wrapped, backend="eager")
     optimizer = torch.optim.SGD(wrapped.parameters(), lr=1e-3)
     watch = gradwatch.watch(wrapped, optimizer, dir=folder, run_name=kind, log=None, delivery="none", verbose=False,
                             activations=True, activations_every=2)  # fmt: skip

@@ -72,7 +72,8 @@ def saturated(history: History, share: float = 0.5, min_rows: int = 3) -> list[F
     return _on_the_way(history, "end_saturated", "saturated", _saturated_words)
 
 
-Words = Callable[[float, int, int], tuple[str, str]]  # of the worst share, how many modules, since which step
+# Of the worst share, how many modules, since which step (None: the first that was looked at).
+Words = Callable[[float, int, int | None], tuple[str, str]]
 
 
 def _held(history: History, quantity: str, share: float, min_rows: int, rule: str, words: Words) -> list[Finding]:
@@ -93,7 +94,7 @@ def _held(history: History, quantity: str, share: float, min_rows: int, rule: st
     began = int(np.flatnonzero(below)[-1]) + 1 if below.any() else 0
     first = int(table.step[min(began, len(table) - 1)])
     worst = max(typical[i] for i in hit)
-    cause, cure = words(worst, len(hit), first)
+    cause, cure = words(worst, len(hit), first if began else None)
     evidence: dict[str, float | str] = {"share": worst, "modules": len(hit), "of": len(at)}
     names = tuple(table.layers[i] for i in hit)
     severity: Severity = "note" if succeeds(history) else "warning"
@@ -116,7 +117,7 @@ def _from_the_start(
     held = [one for one in seen if one is not None and min(one.first, one.last) > share and one.least > share - 0.1]
     if not held:
         return []
-    cause, cure = words(held[0].last, 1, held[0].first_step)
+    cause, cure = words(held[0].last, 1, None)
     severity: Severity = "note" if succeeds(history) else "warning"
     evidence: dict[str, float | str] = {"share": held[0].last, "modules": 1}
     steps = held[0].first_step, int(history.step[-1])
@@ -148,10 +149,10 @@ def _on_the_way(
     return [Finding(rule, "warning", (seen.layer,), since, int(history.step[-1]), evidence, cause, cure)]
 
 
-def _dead_words(worst: float, count: int, first: int) -> tuple[str, str]:
-    at_first = first == 0
+def _dead_words(worst: float, count: int, since: int | None) -> tuple[str, str]:
+    at_first = since is None
     begun = (
-        "from the first sampled step on: the weights or biases began so" if at_first else f"the first by step {first}"
+        "from the first sampled step on: the weights or biases began so" if at_first else f"the first by step {since}"
     )
     begin, lower = "Begin with biases at 0 and He's initialisation", "Lower the learning rate or warm it up"
     return (
@@ -163,8 +164,8 @@ def _dead_words(worst: float, count: int, first: int) -> tuple[str, str]:
     )
 
 
-def _saturated_words(worst: float, count: int, first: int) -> tuple[str, str]:
-    begun = "from the first sampled step on" if first == 0 else f"the first by step {first}"
+def _saturated_words(worst: float, count: int, since: int | None) -> tuple[str, str]:
+    begun = "from the first sampled step on" if since is None else f"the first by step {since}"
     return (
         f"In {_modules(count)} up to {percent(worst)} of the elements lie where the slope is below 1 % of its largest, "
         f"{begun}: what comes in is too large, or the biases are, and hardly any gradient passes.",

@@ -207,7 +207,7 @@ def _nothing_left_at_once(history: History, early: float = 0.02, min_steps: int 
     evidence: dict[str, float | str] = {
         "layers": len(history.layers),
         "of": len(history.layers),
-        "since": f"step {row}",
+        "since": f"step {history.step[row]}",
     }
     cause = (
         f"From step {history.step[row]} on the loss is exactly 0 and so is every gradient: nearly all of the run "

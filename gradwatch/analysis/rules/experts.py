@@ -56,7 +56,7 @@ def expert_starved(
     }  # fmt: skip
     severity: Severity = "note" if succeeds(history) else "warning"
     names = tuple(table.layers[i] for i in hit)
-    cause, cure = _words(evidence, share, since)
+    cause, cure = _words(evidence, share, since if len(fed) else None)
     return [Finding("expert-starved", severity, names, since, int(history.step[-1]), evidence, cause, cure)]
 
 
@@ -117,11 +117,11 @@ def _alike(history: History) -> Iterator[tuple[str, dict[str, list[int]]]]:
             yield parent, children
 
 
-def _words(evidence: dict[str, float | str], share: float, since: int) -> tuple[str, str]:
+def _words(evidence: dict[str, float | str], share: float, since: int | None) -> tuple[str, str]:
     count, of = evidence["experts"], evidence["of"]
     cause = (
         f"{count} of {of} experts {'gets' if count == 1 else 'get'} less than {percent(share)} of an equal share of "
-        f"the tokens, {f'from step {since} on' if since else 'from the first sampled step on'}, while "
+        f"the tokens, {'from the first sampled step on' if since is None else f'from step {since} on'}, while "
         f"`{evidence['fed_most']}` gets {percent(float(evidence['its_share']))} of its router's. What gets "
         "no tokens gets no gradient, learns nothing, and is not chosen later either."
     )

@@ -26,6 +26,7 @@ from gradwatch.policies import (
 )
 from gradwatch.policies.grammar import members
 from gradwatch.policies.threshold import Ramp
+from gradwatch.table import lr_columns
 
 ADAPTIVE = re.compile(r"^ada|adam|rmsprop|rprop|lion|lamb|lars|muon|sophia|shampoo|soap|prodigy|came", re.IGNORECASE)
 _OWN_LENGTH = re.compile(r"^rprop|adadelta|prodigy|dadapt", re.IGNORECASE)
@@ -64,8 +65,12 @@ def optimizer_kind(history: History) -> str:
 
 
 def rates(history: History) -> Floats:
-    """The learning rates of all param groups, `[T, G]`; NaN where none was recorded."""
+    """The learning rates of the param groups of these optimizers, `[T, G]`; NaN where none was recorded."""
     names = [n for n in history.per_step if n == "lr" or n.startswith("lr/")]
+    every, own = history.run.optimizers, own_optimizers(history)
+    if len(own) < len(every):
+        held = {n for one, columns in zip(every, lr_columns(every), strict=True) if one in own for n in columns}
+        names = [n for n in names if n in held]
     return np.stack([history.total(n) for n in names], axis=1) if names else np.full((len(history), 1), np.nan)
 
 
@@ -122,6 +127,11 @@ def middle(values: Floats) -> float:
     """The median of the finite values; NaN where there are none."""
     finite = values[np.isfinite(values)]
     return float(np.median(finite)) if len(finite) else float("nan")
+
+
+def column_medians(values: Floats) -> Floats:
+    """The median of the finite values of each column, `[R, L]` -> `[L]`; NaN for a column without any."""
+    return np.array([middle(column.astype(np.float64)) for column in values.T], np.float64)
 
 
 def trailing(values: Floats, window: int = 128, least: int = LEAST_STEPS, block: int = 8) -> tuple[Floats, Floats]:

@@ -238,15 +238,16 @@ def died_at_once(history: History, own: float = 0.2, left: float = 1e-3, soon: i
     single matrix, nor where a loss got better: it may have learnt all there was.
     """
     norm = history.total("grad_norm")
-    norm = norm[np.isfinite(norm)]
-    first = _set_by_the_rate(history)
+    known = np.flatnonzero(np.isfinite(norm))
+    norm, first = norm[known], _set_by_the_rate(history)
     better = any(p.is_real() for p in progress(history) if p.is_loss)
     if not first > own or len(norm) < 2 * soon or better:
         return None
     rest = float(np.quantile(norm[soon:], 0.9)) / norm[0]
     if not 0 < rest < left:
         return None
-    why = f"{_changed_by(first)} Since step {soon} the gradient is at most {rest:.1e} of the first one: what the model "
+    since = int(history.step[known[soon]])
+    why = f"{_changed_by(first)} Since step {since} the gradient is at most {rest:.1e} of the first: what the model "
     evidence: dict[str, float | str] = {"update_ratio": first, "gradient_left": rest}
     return Effect("warning", 0, evidence, f"{why}chose by then it never leaves again.")
 

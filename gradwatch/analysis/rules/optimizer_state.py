@@ -39,8 +39,8 @@ def optimizer_state_lost(history: History, width: int = 10, sigmas: float = 4.0)
     evidence: dict[str, float | str] = {"times": len(rows), "resumed": len(resumed)}
     if np.isfinite(errors):
         evidence["loss_rose_by_errors"] = errors
-    said = f"{optimizer_kind(history)} had no state at step{'s' if len(rows) > 1 else ''} {shown}, although it had "
-    said += "taken steps before: its moments began anew."
+    said = f"{optimizer_kind(history)} had no state at {'step' if len(rows) == 1 else 'steps'} {shown}, although it "
+    said += "had taken steps before: its moments began anew."
     if resumed:
         said += " The run went on from a checkpoint there, and the optimizer's state was not in it, or not loaded."
     if errors > sigmas:

@@ -56,7 +56,7 @@ def rate_by_scale(history: History) -> tuple[float, str]:
     """The rate that was set for the first optimizer whose steps are as long as its gradients; and its class, where it
     steps beside others whose are not. For it alone a clip is a learning rate.
     """
-    every = history.run.optimizers
+    every = own_optimizers(history)
     kinds = [str(optimizer.get("class", "")) for optimizer in every]
     scaled = [ADAPTIVE.search(kind) is None for kind in kinds]
     first = scaled.index(True) if True in scaled else 0

@@ -107,7 +107,7 @@ def _of_the_first_steps(
             "stale-second-moment",
             "warning",
             names,
-            first,
+            int(history.step[first]),
             int(history.step[-1]),
             {"first_grad_norm": large, "grad_norm": usual, "update_ratio": float(np.median(ended)), "beta2": beta2},
             f"The gradients of the first steps were {large / usual:.3g} times as large as those since. Adam divides by "
