@@ -20,7 +20,7 @@ from torch import Tensor
 
 from gradwatch.measure import attention
 from gradwatch.measure.autograd import without_autograd
-from gradwatch.measure.graph_nodes import Node, hides_its_mask, is_plain, kept, mask_of, signed
+from gradwatch.measure.graph_nodes import Node, hides_its_mask, is_plain, kept, mask_of, name_of, signed
 from gradwatch.measure.saturation import SIGMOID_ENDS, TANH_ENDS
 from gradwatch.table import IN_LOSS, LAYER_IN_LOSS
 
@@ -103,6 +103,18 @@ def factor(product: Node) -> Tensor | None:
     """The constant tensor that something is multiplied by."""
     found = (kept(product, name) for name in ("other", "self"))
     return next((each for each in found if each is not None and not each.requires_grad), None)
+
+
+def factor_of_all(loss: Node) -> Tensor | None:
+    """The constant, 0-d, that a loss is multiplied by at last, as by a loss scale; 1 over what it is divided by. None
+    without one, and of a 1 that lies on the host, as in `loss / steps` with one step.
+    """
+    last = name_of(loss)
+    found = factor(loss) if last in ("Mul", "Div") else None
+    if found is None or found.numel() != 1 or (found.device.type == "cpu" and found.item() == 1):
+        return None
+    number = found.detach().reshape(()).float()
+    return number.reciprocal() if last == "Div" else number.clone()
 
 
 @without_autograd

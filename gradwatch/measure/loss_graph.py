@@ -77,15 +77,8 @@ class LossGraph:
         return any(not isinstance(leaf, nn.Parameter) and id(leaf) not in self._layers for leaf in self._leaves)
 
     def factor(self) -> Tensor | None:
-        """The constant, 0-d, that the whole of the loss is multiplied by, as by a loss scale; 1 over what it is
-        divided by.
-        """
-        last = name_of(self._root) if self._nodes else ""
-        found = graph_values.factor(self._root) if last in ("Mul", "Div") else None
-        if found is None or found.numel() != 1:
-            return None
-        number = found.detach().reshape(()).float()
-        return number.reciprocal() if last == "Div" else number.clone()
+        """The constant, 0-d, that the whole of the loss is multiplied by (`graph_values.factor_of_all`)."""
+        return graph_values.factor_of_all(self._root) if self._nodes else None
 
     def targets(self) -> dict[str, Tensor | float]:
         """What the loss is asked for, and the model said: 0-d tensors (`loss_targets.seen`), of the nearest of torch's

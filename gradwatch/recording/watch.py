@@ -31,6 +31,7 @@ from gradwatch.recording.recorder import Recorder
 from gradwatch.recording.refusal import itemized, loggable
 from gradwatch.recording.shared_run import Shared
 from gradwatch.recording.stepper import Stepper
+from gradwatch.recording.weight_writes import StepsElsewhere
 from gradwatch.storage.delivery_cursor import read_cursor
 from gradwatch.storage.lazy_block import LazyBlock
 from gradwatch.storage.null_writer import NullWriter
@@ -63,7 +64,7 @@ class Watch:
         self._looking, seconds = weights.looking, writer.flush_seconds
         self._recorder = Recorder(run, kept, clipper.fields, device, self._keep, seconds, self._looking)
         rates = RateScale(run.lr_scale, run.warmup)
-        self._loss_graphs = inside.loss_graphs
+        self._loss_graphs, self._steps_elsewhere = inside.loss_graphs, StepsElsewhere(self._looking)
         self._stepper = Stepper(clipper, weights, self._recorder, rates, self._between, self._after, inside, self)
 
     def _begin(self) -> None:
@@ -111,6 +112,7 @@ class Watch:
             warn(f"watch.log({', '.join(values)}) after close(): nothing was recorded")
             return
         self._recorder.log(itemized(loggable(values, self._recorder.logged, self._looking.miss)))
+        self._steps_elsewhere.logged(self._stepper.steps, self._stepper.layout.params)
         self._after()
 
     @untraced

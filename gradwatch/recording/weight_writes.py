@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -44,3 +44,27 @@ class WeightWrites:
                 self._first[optimizer] = param
                 return True
         return False
+
+
+class StepsElsewhere:
+    """Tells once that the loop goes on, and the weights change, without a step that is seen: of another optimizer than
+    the watched one, such as one that is made anew.
+    """
+
+    def __init__(self, looking: Looking, least: int = 3, most: int = 8) -> None:
+        self._looking = looking
+        self._least, self._most = least, most  # times on end; weights whose counters are asked
+        self._steps = self._writes = self._times = 0
+
+    def logged(self, steps: int, weights: Sequence[Tensor]) -> None:
+        """The loop has logged something, `steps` after the run began."""
+        now = sum(map(writes, weights[: self._most]))
+        self._times = self._times + (now > self._writes) if steps == self._steps else 0
+        self._steps, self._writes = steps, now
+        if self._times >= self._least:
+            last = f"the last one was step {steps - 1:,}" if steps else "there was none"
+            self._looking.miss(
+                "what the loop does now",
+                f"it logs, and writes to the weights, without a step of the watched optimizer ({last}). Does it step "
+                "another one, made anew? Make the optimizer once, before watch(), or watch the new one too",
+            )

@@ -91,10 +91,11 @@ def test_a_factor_of_the_loss_is_told_where_nobody_takes_it_out_of_the_gradients
     assert history.total("in_loss/factor")[0] == 2**12
 
 
-@pytest.mark.parametrize(("parts", "divided", "said"), [(8, False, [8.0]), (8, True, []), (1, False, [])])
+@pytest.mark.parametrize(("parts", "divided", "said"), [(8, 0, [8.0]), (8, 8, []), (8, 1, [8.0]), (1, 0, [])])
 def test_passes_that_are_added_up_are_counted_where_their_losses_are_not_divided(parts, divided, said, tmp_path):
     def loss_of(net, step):
-        losses = [entropy(net, step + part) / parts if divided else entropy(net, step + part) for part in range(parts)]
+        losses = [entropy(net, step + part) for part in range(parts)]
+        losses = [loss / divided for loss in losses] if divided else losses
         for loss in losses[:-1]:
             loss.backward()
         return losses[-1]

@@ -1,0 +1,61 @@
+"""A loop that steps another optimizer than the watched one is told so, once; one that only looks is not."""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from training import watch
+
+from gradwatch import GradwatchWarning, open_history
+
+SAID = "without a step of the watched optimizer"
+
+
+def step(model, optimizer):
+    optimizer.zero_grad()
+    loss = model(torch.randn(8, 4)).square().mean()
+    loss.backward()
+    optimizer.step()
+    return loss
+
+
+def loop(tmp_path, first, later):
+    """Six steps with the watched optimizer, then what `later` does ten times, each logged."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.Adam(model.parameters())
+    with watch(model, optimizer, tmp_path) as handle:
+        for _ in range(first):
+            handle.log(loss=step(model, optimizer))
+        for _ in range(10):
+            handle.log(loss=later(model))
+    return handle
+
+
+@pytest.mark.parametrize(("first", "last"), [(6, "the last one was step 5"), (0, "there was none")])
+def test_an_optimizer_that_is_made_anew_is_told_of_once(first, last, tmp_path):
+    def anew(model):
+        return step(model, torch.optim.Adam(model.parameters()))
+
+    with pytest.warns(GradwatchWarning, match=SAID) as told:
+        handle = loop(tmp_path, first, anew)
+    assert [last in str(each.message) for each in told if SAID in str(each.message)] == [True]
+    assert len(open_history(handle.dir)) == 6 if first else True
+
+
+@pytest.mark.parametrize("writes", [0, 2])
+def test_a_loop_that_evaluates_is_not(writes, tmp_path):
+    """Though it loads an average into the weights, and takes it out again."""
+    left = [writes]
+
+    def evaluate(model):
+        with torch.no_grad():
+            if left[0]:
+                left[0] -= 1
+                model.weight.mul_(0.5)
+            return model(torch.randn(8, 4)).square().mean()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loop(tmp_path, 6, evaluate)
