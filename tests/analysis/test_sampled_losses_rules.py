@@ -454,6 +454,14 @@ def test_scores_that_are_pushed_one_way_by_both_terms(one_way, layer, found):
     assert ["with one sign at all of them" in f.cause for f in told] == [True] * found
 
 
+def pulled(operations, sides):
+    """The graph of a loss of two embeddings, of as many `sides` with a gradient, above the division by their length."""
+    operands = ["1"] * (len(operations.split()) - 2) + [str(sides), "2", "3"]
+    shapes = " ".join(["32x5"] * len(operands))
+    return ({"what": "path", "operations": f"{operations} Addmm", "shapes": shapes, "operands": " ".join(operands),
+             "layer": "head.weight"},)  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("seen", "words"),
     [
@@ -461,6 +469,11 @@ def test_scores_that_are_pushed_one_way_by_both_terms(one_way, layer, found):
         ({"embeddings_alike": 0.97, "margins_alike": 0.5}, "the negatives are the hardest"),
         ({"margins_alike": 0.9995}, "equally far from one another"),
         ({"embeddings_alike": 0.9}, ""),
+        ({"embeddings_alike": 0.9, "graph": pulled("Neg Mean Sum Mul Div", 2)}, "its gradient goes through both"),
+        ({"embeddings_alike": 0.9, "graph": pulled("MseLoss Div", 2)}, "its gradient goes through both"),
+        ({"embeddings_alike": 0.9, "graph": pulled("Neg Mean Sum Mul Div", 1)}, ""),  # one side is stopped
+        ({"embeddings_alike": 0.9, "graph": pulled("Mean Relu Add Sub Sum Mul Div", 2)}, ""),  # a margin
+        ({"embeddings_alike": 0.7, "graph": pulled("Neg Mean Sum Mul Div", 2)}, ""),
         ({"margins_alike": 0.99}, ""),
         ({"embeddings_alike": np.linspace(1, 0.5, SAMPLES)}, ""),
         ({"embeddings_alike": np.where(np.arange(SAMPLES) < 7, 1.0, np.nan)}, ""),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gradwatch.analysis.rules.finding import Finding, either
-from gradwatch.analysis.rules.loss_graph import from_graph
+from gradwatch.analysis.rules.loss_graph import from_graph, paths
 from gradwatch.analysis.rules.losses import has_rivals
 from gradwatch.analysis.rules.sampled_losses import ended, sampled
 from gradwatch.formatting import percent
@@ -39,24 +39,26 @@ def views_identical(history: History, share: float = 0.99, least: int = 2) -> li
 
 
 def representation_collapse(
-    history: History, one_way: float = 0.95, one_margin: float = 0.999, least: int = 8
+    history: History, one_way: float = 0.95, one_margin: float = 0.999, least: int = 8, pulled: float = 0.8
 ) -> list[Finding]:
     """All examples have come to one embedding. A warning.
 
     Alarm: of `least` samples or more, in the last quarter by the median, embeddings whose length is divided out point
-    one way (the square of the length of their mean is `one_way` or more), or what margins leave is the same for all
-    examples (their squared mean is `one_margin` of their mean square or more), which is a hinge that no distance
-    changes. Margins not of parts that train against each other: a judge's are alike where it cannot tell.
+    one way (the square of the length of their mean is `one_way` or more; `pulled` where the loss asks for nothing else,
+    `_is_only_pulled`), or what margins leave is the same for all examples (their squared mean is `one_margin` of their
+    mean square or more), which is a hinge that no distance changes. Margins not of parts that train against each other:
+    a judge's are alike where it cannot tell.
     Source: Chen & He (2021), arXiv:2011.10566, section 4.1 (the deviation of normalised outputs falls to 0); Schroff et
     al. (2015), arXiv:1503.03832, section 3.2 (the hardest negatives lead to f(x) = 0).
     """
     _, ways = sampled(history, "embeddings_alike")
     _, margins = sampled(history, "margins_alike")
-    point = len(ways) >= least and ended(ways) >= one_way
+    pulls = _is_only_pulled(history)
+    point = len(ways) >= least and ended(ways) >= (pulled if pulls else one_way)
     lack = len(margins) >= least and ended(margins) >= one_margin and not has_rivals(history)
     if not point and not lack:
         return []
-    causes, cure = _HARDEST if len(margins) else _NOT_APART
+    causes, cure = _ONLY_PULLED if pulls else _HARDEST if len(margins) else _NOT_APART
     what, seen, said = "embeddings_alike", ways, "point one way"
     if not point:
         what, seen, said = "margins_alike", margins, "are equally far from one another"
@@ -67,13 +69,33 @@ def representation_collapse(
             "",
             {what: ended(seen), "samples": len(seen)},
             f"All examples have come to one embedding: they {said} ({percent(ended(seen))}), and nothing tells them "
-            f"apart. {either(causes)}",
+            f"apart. {causes[0] if pulls else either(causes)}",
             cure,
-            causes,
+            () if pulls else causes,
         )
     ]
 
 
+def _is_only_pulled(history: History) -> bool:
+    """Whether a loss only brings pairs of embeddings nearer, and its gradient goes through both of each.
+
+    Its graph shows a mean of products of two, or of squares of their difference, each divided by its length and with a
+    gradient, and nothing else: no other examples that they are compared with, no margin, no deviation.
+    """
+    for path, _ in paths(history):
+        names = [each.name.partition("/")[0] for each in path]
+        lengths = [at for at, name in enumerate(names) if name == "Div" and names[at - 1] in ("Mul", "MseLoss") and at]
+        if lengths and path[lengths[0] - 1].operands == 2 and {*names[: lengths[0]]} <= _OF_A_MEAN:
+            return True
+    return False
+
+
+_OF_A_MEAN = {"Add", "Div", "MseLoss", "Mean", "Mul", "Neg", "Rsub", "Sub", "Sum"}
+_ONLY_PULLED = (
+    ("The loss only brings two embeddings nearer, and its gradient goes through both: one embedding for all is best.",),
+    "Stop the gradient of one side (z.detach()) and put a predictor behind the other, as SimSiam and BYOL do; or "
+    "compare with the embeddings of other examples too, or ask for a deviation of each dimension over the batch.",
+)
 _HARDEST = (
     ("the negatives are the hardest of each batch from the start", "the steps are too long"),
     "Take negatives at random, or those that are farther off than the positive and still within the margin, and harder "
