@@ -7,6 +7,7 @@ from torch import nn
 from training import watch
 
 from gradwatch import open_history
+from gradwatch.analysis.rules import diagnose
 from gradwatch.analysis.rules.facts import rates, set_rate
 from gradwatch.analysis.rules.owners import rate_by_scale, rate_columns
 
@@ -41,3 +42,20 @@ def test_each_has_its_own_rates(parts, tmp_path):
     known = np.isfinite(history.layer("update_ratio"))
     times = [*ADAM, SGD, SGD] / history.layer("update_ratio")
     np.testing.assert_allclose(history.layer("trust_ratio")[known], times[known], rtol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:the watched optimizers do not step together")
+def test_what_both_show_of_a_layer_is_said_once(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    adam, sgd = torch.optim.Adam(model[0].parameters()), torch.optim.SGD(model[1].parameters(), lr=0.5)
+    with watch(model, [adam, sgd], tmp_path) as handle:
+        for step in range(60):
+            model.zero_grad()
+            model(torch.randn(8, 4)).square().mean().backward()
+            adam.step()
+            if step % 2 == 0:
+                sgd.step()
+    history = open_history(handle.dir)
+    assert len(history.lanes()) == 3
+    assert [(f.rule, f.layers) for f in diagnose(history)] == [("no-activation", ("1.weight",))]
