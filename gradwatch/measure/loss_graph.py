@@ -319,5 +319,8 @@ class LossGraph:
         return next(weights, named[0] if named else "")
 
     def _below(self, node: Node, nearest: int = 60) -> str:
-        """The layer that is nearest below this operation."""
-        return next(filter(None, map(self._own, islice(walk(node), nearest))), "")
+        """The layer that is nearest below this operation: the weight, not a bias that is added to its product."""
+        found = next(filter(None, map(self._own, islice(walk(node), nearest))), "")
+        head, dot, last = found.rpartition(".")
+        weight = f"{head}{dot}{last.replace('bias', 'weight')}"
+        return weight if weight in self._layers.values() else found

@@ -51,7 +51,7 @@ class StepsElsewhere:
     the watched one, such as one that is made anew.
     """
 
-    def __init__(self, looking: Looking, least: int = 3, most: int = 8) -> None:
+    def __init__(self, looking: Looking, least: int = 10, most: int = 8) -> None:
         self._looking = looking
         self._least, self._most = least, most  # times on end; weights whose counters are asked
         self._steps = self._writes = self._times = 0

@@ -226,3 +226,11 @@ def test_an_instance_norm_is_no_batch_norm_of_one_row():
 
     assert norms(nn.InstanceNorm2d(4, affine=True)) == []
     assert norms(nn.BatchNorm2d(4)) == ["6x4x5x5"]
+
+
+def test_below_an_attention_stands_the_weight_of_its_projection_and_not_the_bias():
+    """For batches of rows, torch adds the bias behind the product."""
+    model = nn.MultiheadAttention(8, 2, batch_first=True)
+    x = torch.randn(3, 5, 8)
+    rows = of("softmax", model(x.transpose(0, 1).contiguous().transpose(0, 1), x, x, need_weights=True)[0].sum(), model)
+    assert [row["layer"] for row in rows] == ["in_proj_weight"]

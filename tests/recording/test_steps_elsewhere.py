@@ -21,14 +21,14 @@ def step(model, optimizer):
 
 
 def loop(tmp_path, first, later):
-    """Six steps with the watched optimizer, then what `later` does ten times, each logged."""
+    """Six steps with the watched optimizer, then what `later` does a dozen times, each logged."""
     torch.manual_seed(0)
     model = nn.Linear(4, 1)
     optimizer = torch.optim.Adam(model.parameters())
     with watch(model, optimizer, tmp_path) as handle:
         for _ in range(first):
             handle.log(loss=step(model, optimizer))
-        for _ in range(10):
+        for _ in range(12):
             handle.log(loss=later(model))
     return handle
 
@@ -44,9 +44,9 @@ def test_an_optimizer_that_is_made_anew_is_told_of_once(first, last, tmp_path):
     assert len(open_history(handle.dir)) == 6 if first else True
 
 
-@pytest.mark.parametrize("writes", [0, 2])
+@pytest.mark.parametrize("writes", [0, 8])
 def test_a_loop_that_evaluates_is_not(writes, tmp_path):
-    """Though it loads an average into the weights, and takes it out again."""
+    """Though it writes to the weights, as an average that is loaded, or a forward pass that clamps them."""
     left = [writes]
 
     def evaluate(model):
