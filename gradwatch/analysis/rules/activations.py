@@ -11,7 +11,7 @@ import numpy as np
 
 from gradwatch.analysis.rules.activation_facts import is_meant
 from gradwatch.analysis.rules.dead_layers import dead_layer
-from gradwatch.analysis.rules.finding import Finding, Severity
+from gradwatch.analysis.rules.finding import Finding, Severity, whole_run
 from gradwatch.analysis.rules.loss_graph import neighbours, paths
 from gradwatch.analysis.rules.losses import has_rivals, learnt
 from gradwatch.analysis.rules.progress import succeeds
@@ -46,11 +46,10 @@ def _cut_logits(history: History) -> Finding | None:
     layer = next((layer for (above, below), layer in ways if above in applied and below == "Relu"), None)
     if layer is None:
         return None
-    steps = int(history.step[0]), int(history.step[-1])
     cause = f"A ReLU stands between `{layer}` and the loss, which applies its softmax or sigmoid itself: a score below "
     cause += "0 is 0, gives nothing back, and no class can be said to be less likely than that."
     cure = "Take the ReLU out from behind the last layer, and let the loss have its outputs as they are."
-    return Finding("dead-units", "warning", (layer,), *steps, {"behind": layer}, cause, cure)
+    return whole_run(history, "dead-units", (layer,), {"behind": layer}, cause, cure)
 
 
 def saturated(history: History, share: float = 0.5, min_rows: int = 3) -> list[Finding]:

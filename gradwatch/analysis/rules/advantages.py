@@ -10,9 +10,9 @@ from itertools import takewhile
 import numpy as np
 
 from gradwatch.analysis.rules.facts import own_optimizers
-from gradwatch.analysis.rules.finding import Finding, either
+from gradwatch.analysis.rules.finding import Finding, either, whole_run
 from gradwatch.analysis.rules.layer_facts import pick, present
-from gradwatch.analysis.rules.loss_graph import NUMBERS, Operation, from_graph, paths
+from gradwatch.analysis.rules.loss_graph import NUMBERS, Operation, paths
 from gradwatch.analysis.rules.progress import reaches_its_goal, succeeds
 from gradwatch.analysis.rules.sampled_losses import follow, logs_rewards, sampled
 from gradwatch.history import History
@@ -35,7 +35,7 @@ def returns_not_normalised(
     if not (usual > large and usual > apart * around):
         return []
     return [
-        from_graph(
+        whole_run(
             history,
             "returns-not-normalised",
             "",
@@ -71,7 +71,7 @@ def values_overestimated(
     if not grows or not (size[-1] > times * first if logs_rewards(history) else faster and size[-1] > alone * first):
         return []
     return [
-        from_graph(
+        whole_run(
             history,
             "values-overestimated",
             "",
@@ -118,7 +118,7 @@ def target_network_stale(
     if not (learnt >= known and moved < min(still * deviation, abs(float(np.median(asked[:quarter]))))):
         return []
     return [
-        from_graph(
+        whole_run(
             history,
             "target-network-stale",
             layer,
@@ -178,7 +178,7 @@ def target_not_detached(history: History) -> list[Finding]:
     if not both:
         return []
     return [
-        from_graph(
+        whole_run(
             history,
             "target-not-detached",
             both[0],
@@ -223,7 +223,7 @@ def policy_loss_trains_critic(history: History) -> list[Finding]:
     else:
         return []
     cure += ". The critic learns from its own loss alone."
-    return [from_graph(history, "policy-loss-trains-critic", critic, {"critic": critic}, cause, cure)]
+    return [whole_run(history, "policy-loss-trains-critic", critic, {"critic": critic}, cause, cure)]
 
 
 Ways = Sequence[tuple[Sequence[Operation], str]]

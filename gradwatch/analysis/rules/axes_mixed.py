@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from gradwatch.analysis.rules.finding import Finding
-from gradwatch.analysis.rules.loss_graph import from_graph, graph_rows, shape_in
+from gradwatch.analysis.rules.finding import Finding, whole_run
+from gradwatch.analysis.rules.loss_graph import graph_rows, shape_in
 from gradwatch.analysis.rules.sampled_losses import sampled
 from gradwatch.history import History
 
@@ -33,7 +33,7 @@ def axes_mixed(history: History, following: float = 0.9) -> list[Finding]:
     for row in graph_rows(history, "view"):
         before, after = (list(shape_in(row[key])) for key in ("of", "shape"))
         return [
-            from_graph(
+            whole_run(
                 history,
                 "axes-mixed",
                 row["layer"],
@@ -49,7 +49,7 @@ def axes_mixed(history: History, following: float = 0.9) -> list[Finding]:
             continue
         shape = list(shape_in(row["shape"]))
         return [
-            from_graph(
+            whole_run(
                 history,
                 "axes-mixed",
                 row["layer"],

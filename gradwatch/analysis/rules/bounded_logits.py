@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 
-from gradwatch.analysis.rules.finding import Finding, either
-from gradwatch.analysis.rules.loss_graph import from_graph, number_of_classes
+from gradwatch.analysis.rules.finding import Finding, either, whole_run
+from gradwatch.analysis.rules.loss_graph import number_of_classes
 from gradwatch.analysis.rules.losses import has_rivals
 from gradwatch.analysis.rules.sampled_losses import entropy_of_two, sampled
 from gradwatch.formatting import percent
@@ -62,7 +62,7 @@ def logits_bounded(
         "the steps of the last layer are too short to bring them further apart in this time",
     )
     return [
-        from_graph(
+        whole_run(
             history,
             "logits-bounded",
             "",

@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 from itertools import pairwise
 
-from gradwatch.analysis.rules.finding import Finding
-from gradwatch.analysis.rules.loss_graph import NUMBERS, Operation, from_graph, paths
+from gradwatch.analysis.rules.finding import Finding, whole_run
+from gradwatch.analysis.rules.loss_graph import NUMBERS, Operation, paths
 from gradwatch.history import History
 
 _TO_ONE = {"Mean", "Sum", "Neg", "Div", "Mul", "Add", "Minimum", "Maximum", "Clamp"}  # all that is left is a mean
@@ -65,7 +65,7 @@ def _mean_times_each(history: History, path: list[Operation], layer: str) -> lis
             continue
         if math.prod(mean.shape) == 1 and path[i + 2].shape[:1] == (n,):
             return [
-                from_graph(
+                whole_run(
                     history,
                     "shapes-broadcast",
                     layer,
@@ -81,7 +81,7 @@ def _mean_times_each(history: History, path: list[Operation], layer: str) -> lis
 
 def _found(history: History, layer: str, table: Operation, shapes: str, cure: str) -> Finding:
     n = table.shape[0]
-    return from_graph(
+    return whole_run(
         history,
         "shapes-broadcast",
         layer,

@@ -9,7 +9,7 @@ import numpy as np
 
 from gradwatch.analysis.clips import incoming
 from gradwatch.analysis.rules.facts import USUAL_RATIO, is_adaptive, middle
-from gradwatch.analysis.rules.finding import Finding, either
+from gradwatch.analysis.rules.finding import Finding, either, whole_run
 from gradwatch.analysis.rules.layer_facts import largest_ratio
 from gradwatch.analysis.rules.progress import can_be_judged, held_out_progress, progress, reaches_its_goal
 from gradwatch.analysis.rules.sampled_losses import LEAST_SAMPLES, ended, of_what, share_explained
@@ -65,12 +65,10 @@ def labels_do_not_fit_inputs(
     steps = "" if learnt else ", by steps of a usual size"
     of, constant = of_what(history)
     return [
-        Finding(
+        whole_run(
+            history,
             "labels-do-not-fit-inputs",
-            "warning",
             (),
-            int(history.step[0]),
-            int(history.step[-1]),
             {
                 "explained_first_half": early,
                 "explained": last,
@@ -84,7 +82,7 @@ def labels_do_not_fit_inputs(
             "Look at ten examples as the loss is given them, each input beside its target: behind the shuffling, the "
             "augmentation and what puts batches together. If they belong together, measure the loss on other data: "
             "if it falls there, train longer.",
-            alternatives=_APART,
+            _APART,
         )
     ]
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from gradwatch.analysis.rules.finding import Finding, either
-from gradwatch.analysis.rules.loss_graph import from_graph
+from gradwatch.analysis.rules.finding import Finding, either, whole_run
 from gradwatch.analysis.rules.sampled_losses import ended, layer_at, sampled
 from gradwatch.formatting import percent
 from gradwatch.history import History
@@ -28,7 +27,7 @@ def codebook_collapse(history: History, share: float = 0.06, least: int = 4, min
         "the table has rows that no data ask for",
     )
     return [
-        from_graph(
+        whole_run(
             history,
             "codebook-collapse",
             layer_at(history, places[-1]),

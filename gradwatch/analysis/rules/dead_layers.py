@@ -9,7 +9,7 @@ import numpy as np
 
 from gradwatch.analysis.rules.dead_causes import BEGAN_AT_ZERO, CHOOSE, FORGETS, IDLE, of_one, why_dead
 from gradwatch.analysis.rules.facts import middle
-from gradwatch.analysis.rules.finding import Finding, Why, either
+from gradwatch.analysis.rules.finding import Finding, Why, either, whole_run
 from gradwatch.analysis.rules.layer_facts import (
     began_at_zero,
     beside_bias,
@@ -134,13 +134,12 @@ def _under_a_derivative(history: History, min_steps: int) -> list[Finding]:
     if not inner or not all((norm[:, bias] == 0).all() and (norm[:, weight] > 0).any() for weight, bias in inner):
         return []
     layers = tuple(history.layers[bias] for _, bias in inner)
-    steps = int(history.step[0]), int(history.step[-1])
     evidence: dict[str, float | str] = {"layers": len(layers), "of": len(history.layers), "since": "the start"}
     cause = "The biases of these layers never get a gradient, and the weights beside them do: the loss depends on "
     cause += "derivatives of the network alone, and that of a ReLU is a step, which no bias moves by a gradient. What "
     cause += "the network can say so is constant from piece to piece."
     cure = "Take an activation with a slope that changes: tanh, softplus, SiLU, sine."
-    return [Finding("dead-layer", "warning", layers, *steps, evidence, cause, cure)]
+    return [whole_run(history, "dead-layer", layers, evidence, cause, cure)]
 
 
 def _is_a_part(history: History, dead: Bools) -> bool:
@@ -168,7 +167,6 @@ def _all_zero(history: History) -> list[Finding]:
     """All layers are dead from the start: zeros are multiplied, the loss is flat, or something zeroes the gradients."""
     layers = len(history.layers)
     evidence: dict[str, float | str] = {"layers": layers, "of": layers, "since": "the start"}
-    steps = int(history.step[0]), int(history.step[-1])
     zero = began_at_zero(history)
     if zero.any():
         every = zero[matrices(history)].all()
@@ -176,21 +174,21 @@ def _all_zero(history: History) -> list[Finding]:
         cause = f"Every gradient is exactly 0, and {which}: a product of zeros passes none on."
         cure = "Begin with other weights than 0 in all but one factor."
         found = () if every else pick(history, zero)
-        return [Finding("bad-initialisation", "error", found, *steps, evidence, cause, cure)]
+        return [whole_run(history, "bad-initialisation", found, evidence, cause, cure, severity="error")]
     if flat := _without_slope(history):
         cause = f"Every gradient is exactly 0: {flat}."
         cure = "Take the loss of what comes before that, and round or compare only what is counted."
-        return [Finding("no-gradient", "error", (), *steps, evidence, cause, cure)]
+        return [whole_run(history, "no-gradient", (), evidence, cause, cure, severity="error")]
     if chosen := of_one(history, history.layers):
         cause = f"Every gradient is exactly 0: {chosen}."
-        return [Finding("dead-layer", "error", (), *steps, evidence, cause, CHOOSE)]
+        return [whole_run(history, "dead-layer", (), evidence, cause, CHOOSE, severity="error")]
     causes = (_FLAT, ZEROED, CUT_OFF)
     cause = f"Every gradient is exactly 0 when the optimizer steps. {either(causes)}"
     cure = "Look at the outputs in the first step: where a ReLU or a clamp makes all of them 0, softplus in its place, "
     cure += "or another bias; and at each factor of the loss (a weight, an advantage): is one 0 throughout? An "
     cure += "overlap is, of boxes that do not meet: take a loss that knows how far apart they are (GIoU). If no output "
     cure += "or factor is, the order is optimizer.zero_grad(), loss.backward(), optimizer.step()."
-    return [Finding("dead-layer", "error", (), *steps, evidence, cause, cure, alternatives=causes)]
+    return [whole_run(history, "dead-layer", (), evidence, cause, cure, causes, severity="error")]
 
 
 def _nothing_left_at_once(history: History, early: float = 0.02, min_steps: int = 100) -> list[Finding]:
@@ -257,23 +255,21 @@ def _nothing_but_rounding(
         return []
     left = float(np.nanmax(early[weights]))
     return [
-        Finding(
-            rule="dead-layer",
-            severity="warning",
-            layers=pick(history, weights),
-            first_step=int(history.step[0]),
-            last_step=int(history.step[-1]),
-            evidence={
+        whole_run(
+            history,
+            "dead-layer",
+            pick(history, weights),
+            {
                 "layers": int(weights.sum()),
                 "of": len(weights),
                 "since": "the start",
                 "share_of_the_gradient": left,
             },
-            cause=f"These weights get {left:.1g} of the gradient, which is what rounding leaves of terms that cancel, "
+            f"These weights get {left:.1g} of the gradient, which is what rounding leaves of terms that cancel, "
             f"and their steps are chance. {either(_CANCELS)}",
-            cure="Look at what their outputs go through next. If the result is the same whatever they are (1, or 0), "
+            "Look at what their outputs go through next. If the result is the same whatever they are (1, or 0), "
             "take that division or subtraction out of the way where there is one only.",
-            alternatives=_CANCELS,
+            _CANCELS,
         )
     ]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from gradwatch.analysis.rules.facts import middle, smooth
-from gradwatch.analysis.rules.finding import Finding, either
+from gradwatch.analysis.rules.finding import Finding, either, whole_run
 from gradwatch.analysis.rules.layer_facts import bias_columns, matrices, pick
 from gradwatch.analysis.rules.losses import has_rivals
 from gradwatch.analysis.rules.progress import progress, reaches_its_goal, succeeds, unmoved
@@ -111,12 +111,10 @@ def lost_in_time(history: History, share: float = 1e-4, min_steps: int = 20, wel
             quotient = middle(norm[:, 0] / norm[:, 1])
         if quotient < share:
             return [
-                Finding(
+                whole_run(
+                    history,
                     "vanishing",
-                    "warning",
                     (name,),
-                    int(history.step[0]),
-                    int(history.step[-1]),
                     {"share_of_its_bias": quotient},
                     f"The gradient of {name}, by which the recurrence is given its inputs, is {quotient:.1g} of that "
                     "of the bias beside it: it comes from time steps that are given next to nothing (padding), and to "

@@ -112,6 +112,25 @@ class Why(NamedTuple):
     alternatives: tuple[str, ...] = ()
 
 
+def whole_run(
+    history: History,
+    rule: str,
+    layers: str | tuple[str, ...],
+    evidence: dict[str, float | str],
+    cause: str,
+    cure: str,
+    alternatives: tuple[str, ...] = (),
+    *,
+    severity: Severity = "warning",
+    tries: tuple[str, ...] = (),
+) -> Finding:
+    """The finding of a whole run, from its first step to its last; the name of a layer counts where it is one of it."""
+    if isinstance(layers, str):
+        layers = (layers,) if layers in history.layers else ()
+    steps = int(history.step[0]), int(history.step[-1])
+    return Finding(rule, severity, layers, *steps, evidence, cause, cure, tries=tries, alternatives=alternatives)
+
+
 def either(causes: Sequence[str]) -> str:
     """The causes in a sentence: `Either this, or that.`."""
     return f"Either {', or '.join(causes)}."

@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from gradwatch.analysis.rules.finding import Finding, either
+from gradwatch.analysis.rules.finding import Finding, either, whole_run
 from gradwatch.analysis.rules.inputs import FAR, first_odds
 from gradwatch.analysis.rules.layer_facts import (
     bias_columns,
@@ -252,8 +252,7 @@ def initial_finding(
     """The finding, with what each loss was at first as evidence."""
     for name, values in scaled_losses(history).items():
         evidence[f"first_{name}"] = float(values[np.isfinite(values)][0])
-    steps = int(history.step[0]), int(history.step[-1])
-    return Finding("bad-initialisation", "warning", layers, *steps, evidence, cause, cure, alternatives=alternatives)
+    return whole_run(history, "bad-initialisation", layers, evidence, cause, cure, alternatives)
 
 
 def far_off(history: History, chance: float, times: float = 2.0) -> bool:

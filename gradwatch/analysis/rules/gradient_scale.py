@@ -10,7 +10,7 @@ import numpy as np
 from gradwatch.analysis.clips import incoming
 from gradwatch.analysis.rules.clipping import clip_before_unscale
 from gradwatch.analysis.rules.facts import is_adaptive, middle, optimizer_kind, settings, typical
-from gradwatch.analysis.rules.finding import Finding, Severity, either
+from gradwatch.analysis.rules.finding import Finding, Severity, either, whole_run
 from gradwatch.analysis.rules.gradients import exploding
 from gradwatch.analysis.rules.layer_facts import directness, matrices
 from gradwatch.analysis.rules.long_steps import lr_too_high
@@ -71,23 +71,22 @@ def scaled_gradients(
         "another loss was logged, such as a mean beside a sum",
     )
     return [
-        Finding(
-            rule="scaled-gradients",
-            severity=_severity(history),
-            layers=(),
-            first_step=int(history.step[0]),
-            last_step=int(history.step[-1]),
-            evidence={
+        whole_run(
+            history,
+            "scaled-gradients",
+            (),
+            {
                 "times_too_large_for_the_loss": ratio,
                 "usual": "1 to 50",
                 "median_grad_norm": middle(incoming(history)),
                 "fall_of_the_loss": half,
             },
-            cause=f"The gradients are not those of the logged loss, but many times larger. {either(causes)}",
-            alternatives=causes,
-            cure="Log the loss that backward() is called on: if it is as large, that was all. Else divide the scale "
+            f"The gradients are not those of the logged loss, but many times larger. {either(causes)}",
+            "Log the loss that backward() is called on: if it is as large, that was all. Else divide the scale "
             "out: scaler.step(optimizer) does, optimizer.step() does not. Until then thresholds of clips are wrong by "
             "the same factor.",
+            causes,
+            severity=_severity(history),
         )
     ]
 
@@ -103,18 +102,17 @@ def _told(history: History, least: float) -> Finding | None:
     if not len(factor) or not is_scale.all() or np.isfinite(history.total("loss_scale")).any():
         return None
     scale = f"{factor[-1]:,.0f}"
-    return Finding(
+    return whole_run(
+        history,
         "scaled-gradients",
-        "note" if succeeds(history, 0.9) else _severity(history),  # whoever means it trains well by it
         (),
-        int(history.step[0]),
-        int(history.step[-1]),
         {"factor": float(factor[-1]), "median_grad_norm": middle(incoming(history))},
         f"The loss is multiplied by {scale} before backward(), and nothing divides the gradients by it: they are "
         f"{scale} times those of the loss when the optimizer steps.",
         "Divide the gradients by it before any clip, and before the step: scaler.unscale_(optimizer) does, and "
         "scaler.step(optimizer) in the place of optimizer.step(). Until then thresholds of clips are wrong by the same "
         "factor.",
+        severity="note" if succeeds(history, 0.9) else _severity(history),  # whoever means it trains well by it
     )
 
 
@@ -190,22 +188,21 @@ def gradients_accumulate(
     fit = float(np.corrcoef(steps, norm[: end + 1])[0, 1])
     peak = int(norm.argmax())
     return [
-        Finding(
-            rule="gradients-accumulate",
-            severity="error",
-            layers=(),
-            first_step=int(history.step[0]),
-            last_step=int(history.step[-1]),
-            evidence={
+        whole_run(
+            history,
+            "gradients-accumulate",
+            (),
+            {
                 "grows_per_step_by": float(np.polyfit(steps, norm[: end + 1], 1)[0]),
                 "straightness": fit,
                 "first_grad_norm": float(norm[0]),
                 "largest": float(norm[peak]),
             },
-            cause="Each step's gradient is the sum of all before it: nothing sets it to zero between the steps."
+            "Each step's gradient is the sum of all before it: nothing sets it to zero between the steps."
             + (" The loop writes to it once between two steps: in backward." if is_sum else ""),
-            cure="Call optimizer.zero_grad() once in each step, before backward (with gradient accumulation: after "
+            "Call optimizer.zero_grad() once in each step, before backward (with gradient accumulation: after "
             "each optimizer.step()).",
+            severity="error",
         )
     ]
 
@@ -246,17 +243,16 @@ def _of_another(history: History) -> list[Finding]:
     if not len(losses):
         return []
     return [
-        Finding(
-            rule="gradients-accumulate",
-            severity="error",
-            layers=(),
-            first_step=int(history.step[0]),
-            last_step=int(history.step[-1]),
-            evidence={"losses_of_others": float(np.median(losses)), "steps_looked_at": len(looked)},
-            cause="Each step is taken with gradients that the loss of another model left here, beside its own: it "
+        whole_run(
+            history,
+            "gradients-accumulate",
+            (),
+            {"losses_of_others": float(np.median(losses)), "steps_looked_at": len(looked)},
+            "Each step is taken with gradients that the loss of another model left here, beside its own: it "
             "came through these weights, its optimizer stepped, and nothing cleared what it left.",
-            cure="Call zero_grad() of this model's optimizer right before the backward() of its own loss; and give the "
+            "Call zero_grad() of this model's optimizer right before the backward() of its own loss; and give the "
             "other's loss what this one makes without its graph: D(fake.detach()).",
+            severity="error",
         )
     ]
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gradwatch.analysis.rules.activation_facts import TWO_ENDED
-from gradwatch.analysis.rules.finding import Finding, either
+from gradwatch.analysis.rules.finding import Finding, either, whole_run
 from gradwatch.analysis.rules.layer_facts import (
     beside_bias,
     bias_columns,
@@ -65,17 +65,16 @@ def inputs_not_normalised(
     held |= rms > large and first_odds(history) > FAR
     fine = not held and (reaches_its_goal(history, 0.5) or learns_from_chance(history))
     return [
-        Finding(
+        whole_run(
+            history,
             "inputs-not-normalised",
-            "note" if fine else "warning",
             (layer,),
-            int(history.step[0]),
-            int(history.step[-1]),
             {"input_rms": rms, "usual": "about 1"},
             f"The numbers that come into {layer} are of the order of {rms:.1g}, {what} 1: the gradients of its weights "
             "are as much larger or smaller than those of its bias. Steps that suit it do not suit the other layers.",
             "Normalise the inputs: subtract the mean and divide by the standard deviation of the training data (images "
             "of bytes: divide by 255).",
+            severity="note" if fine else "warning",
         )
     ]
 
@@ -139,18 +138,16 @@ def _at_their_ends(history: History, layer: str, usual: float = 2.0) -> Finding 
     behind = [i for i in np.flatnonzero(matrices(history)) if history.layers[i] not in cell][:1]
     if not (two_ended and small and (norm[:, own] == 0).all() and (norm[:, behind] > 0).any()):
         return None
-    return Finding(
+    return whole_run(
+        history,
         "inputs-not-normalised",
-        "warning",
         (layer,),
-        int(history.step[0]),
-        int(history.step[-1]),
         {"gain": float(initial_gains(history)[own[0]]), "grad_norm": 0.0},
         f"No gradient ever came to {layer} or its bias, though their size is usual: its units stand at their ends "
         f"for every example. {either(_OF_ENDS)}",
         "Look at the size of what is given to the model, and normalise it: subtract the mean and divide by the "
         "standard deviation of the training data.",
-        alternatives=_OF_ENDS,
+        _OF_ENDS,
     )
 
 

@@ -18,7 +18,7 @@ from gradwatch.analysis.rules.facts import (
     steps_taken,
     to_usual,
 )
-from gradwatch.analysis.rules.finding import Finding
+from gradwatch.analysis.rules.finding import Finding, whole_run
 from gradwatch.analysis.rules.layer_facts import (
     matrices,
     measured,
@@ -101,12 +101,10 @@ def _threw_units(
         return []
     kind, usual = optimizer_kind(history), USUAL_RATIO[is_adaptive(history)]
     return [
-        Finding(
+        whole_run(
+            history,
             "update-too-large",
-            "warning",
             (worst.layer,) if worst.layer else (),
-            int(history.step[0]),
-            int(history.step[-1]),
             {"update_ratio": first, "limit": limit, "usual": usual, "dead": worst.last, "lr": set_rate(history)},
             f"The first step changed the median layer by {percent(first)} of its size; under {kind} {percent(usual)} "
             f"is usual. It threw units to where they are dead: of the worst ReLU, behind `{worst.layer}`, "

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise, takewhile
 from typing import Any
 
-from gradwatch.analysis.rules.finding import Finding, either
+from gradwatch.analysis.rules.finding import Finding, either, whole_run
 from gradwatch.history import History
 
 _SAME_NUMBERS = {
@@ -33,6 +33,8 @@ _OF_CHOICES = {
     *_SQUASH, "LogSoftmax", "LogSigmoid", "Logsumexp", "Softplus", "Exp", "NllLoss", "NllLoss2D", "CtcLoss", "KlDiv",
     "BinaryCrossEntropy", "BinaryCrossEntropyWithLogits",
 }  # fmt: skip
+
+from_graph = whole_run  # as `pairs` still calls it
 
 
 @dataclass(frozen=True)
@@ -199,7 +201,7 @@ def softmax_over_the_batch(history: History) -> list[Finding]:
             continue
         causes = ("dim=0 is meant to be dim=1", "the rows are one set, whose members are weighed against each other")
         return [
-            from_graph(
+            whole_run(
                 history,
                 "softmax-over-the-batch",
                 row["layer"],
@@ -239,7 +241,7 @@ def norm_over_too_few(history: History, most: int = 2, places: int = 64, outputs
         return []
     n = shapes[few[0]][0]
     return [
-        from_graph(
+        whole_run(
             history,
             "norm-over-too-few",
             few[0],
@@ -255,7 +257,7 @@ def norm_over_too_few(history: History, most: int = 2, places: int = 64, outputs
 
 def _groups_of_few(history: History, layer: str, numbers: int) -> Finding:
     left = "nothing but 0" if numbers == 1 else "which of the two is larger, 1 and -1"
-    return from_graph(
+    return whole_run(
         history,
         "norm-over-too-few",
         layer,
@@ -274,7 +276,7 @@ def _outputs_normed(history: History, layer: str, n: int, kind: str) -> Finding:
         "batch norm": "norms what the model gives out: its mean and its spread are the same in every batch, whatever "
         "the targets of that batch are, and what an example gives depends on the others.",
     }
-    return from_graph(
+    return whole_run(
         history,
         "norm-over-too-few",
         layer,
@@ -282,21 +284,6 @@ def _outputs_normed(history: History, layer: str, n: int, kind: str) -> Finding:
         f"A {kind} behind the last layer {words[kind]}",
         "Leave that norm out: what a loss of differences is taken of is what a linear layer gives.",
     )
-
-
-def from_graph(
-    history: History,
-    rule: str,
-    layer: str,
-    evidence: dict[str, float | str],
-    cause: str,
-    cure: str,
-    alternatives: tuple[str, ...] = (),
-) -> Finding:
-    """The warning that a rule makes of a graph, of the layer that it leads to, from the first step to the last."""
-    layers = (layer,) if layer in history.layers else ()
-    first, last = int(history.step[0]), int(history.step[-1])
-    return Finding(rule, "warning", layers, first, last, evidence, cause, cure, alternatives=alternatives)
 
 
 def given_data(history: History) -> set[str]:

@@ -10,8 +10,8 @@ import math
 import numpy as np
 
 from gradwatch.analysis.rules.facts import middle
-from gradwatch.analysis.rules.finding import Finding, either
-from gradwatch.analysis.rules.loss_graph import from_graph, number_of_classes, paths
+from gradwatch.analysis.rules.finding import Finding, either, whole_run
+from gradwatch.analysis.rules.loss_graph import number_of_classes, paths
 from gradwatch.analysis.rules.losses import has_rivals
 from gradwatch.analysis.rules.progress import progress
 from gradwatch.analysis.rules.sampled_losses import (
@@ -80,7 +80,7 @@ def class_imbalance(
             return []
     also = f" The loss gives it {weight:.2g} times the weight of an average class as well." if weight > more else ""
     return [
-        from_graph(
+        whole_run(
             history,
             "class-imbalance",
             "",
@@ -114,7 +114,7 @@ def _weights_turned(
     if not ((usual > frequent or is_share) and times > more):
         return []
     return [
-        from_graph(
+        whole_run(
             history,
             "class-imbalance",
             "",
@@ -158,7 +158,7 @@ def labels_ignored(history: History, least: float = 0.02, at_ends: float = 0.25)
         return []
     causes = (f"{which[0]:.0f} is a class like others, and never learnt", "it says that nothing is known of these")
     return [
-        from_graph(
+        whole_run(
             history,
             "labels-ignored",
             "",
@@ -190,7 +190,7 @@ def accumulation_wiped(history: History, least: int = 3) -> list[Finding]:
         "they are taken one by one on purpose, and put together by hand",
     )
     return [
-        from_graph(
+        whole_run(
             history,
             "accumulation-wiped",
             "",
@@ -232,7 +232,7 @@ def data_not_shuffled(
     if not of_batches > share or follow(history) > follows:
         return []
     return [
-        from_graph(
+        whole_run(
             history,
             "data-not-shuffled",
             "",

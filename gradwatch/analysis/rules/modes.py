@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from gradwatch.analysis.rules.facts import LEAST_STEPS
-from gradwatch.analysis.rules.finding import Finding, Severity, either
+from gradwatch.analysis.rules.finding import Finding, Severity, either, whole_run
 from gradwatch.analysis.rules.sampled_losses import inside
 from gradwatch.formatting import setting_text
 from gradwatch.history import History
@@ -73,12 +73,10 @@ def dropout_too_strong(history: History, most: float = 0.75) -> list[Finding]:
         "it is meant so strong",
     )
     return [
-        Finding(
+        whole_run(
+            history,
             "dropout-too-strong",
-            "warning",
             (),
-            int(history.step[0]),
-            int(history.step[-1]),
             {"module": name, "p": p, "modules": len(strong)},
             f"`{name}` drops {p:g} of what it is given in each step, and multiplies what is left by {1 / (1 - p):.3g}."
             f" {either(causes)}"
@@ -86,7 +84,7 @@ def dropout_too_strong(history: History, most: float = 0.75) -> list[Finding]:
             else f"`{name}` drops all that it is given. {either(causes)}",
             f"Take p={1 - p:.2g}, if that was to be kept; between 0.1 and 0.5 is usual. Where the loss of the training "
             "data is what does not fall, take it out first.",
-            alternatives=causes,
+            causes,
         )
     ]
 
@@ -110,12 +108,10 @@ def norm_statistics(history: History, few: float = 2.0, unmoved: float = 0.05) -
     momentum = next(iter(found.values()))
     of = "those of the last batch or two" if noisy else _FRESH
     return [
-        Finding(
+        whole_run(
+            history,
             "norm-statistics",
-            "warning",
             _gains(history, found),
-            int(history.step[0]),
-            int(history.step[-1]),
             {"momentum": momentum, "batches_averaged": 1 / momentum if momentum else 0.0, "batch_norms": len(found)},
             f"In {len(found)} of {len(momenta)} batch norms the momentum is {setting_text(momentum)}, in torch the "
             f"weight of the new batch: the running statistics are {of}. In eval mode the model divides by these.",

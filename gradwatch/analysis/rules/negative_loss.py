@@ -11,10 +11,9 @@ import numpy as np
 
 from gradwatch.analysis.clips import incoming
 from gradwatch.analysis.rules.facts import middle, settings
-from gradwatch.analysis.rules.finding import Finding, Why, either
+from gradwatch.analysis.rules.finding import Finding, Why, either, whole_run
 from gradwatch.analysis.rules.layer_facts import chance_loss, last_matrix
 from gradwatch.analysis.rules.loss_graph import (
-    from_graph,
     has_probabilities_for_logarithms,
     is_entropy_of_two,
     is_of_log_probabilities,
@@ -52,7 +51,7 @@ def negative_loss(
         given, layer = shown
         words = f"nll_loss is given {given}, where it wants the logarithms of probabilities: it gets lower than 0, and "
         words += "what lowers it is no likelihood."
-        return [from_graph(history, "negative-loss", layer, {"loss": "nll_loss", "given": given}, words, _LOGARITHM)]
+        return [whole_run(history, "negative-loss", layer, {"loss": "nll_loss", "given": given}, words, _LOGARITHM)]
     for name in training_losses(history):
         values = history.total(name)
         values = values[np.isfinite(values)]
@@ -63,16 +62,14 @@ def negative_loss(
             continue
         last = last_matrix(history)
         return [
-            Finding(
+            whole_run(
+                history,
                 "negative-loss",
-                "warning",
                 (last.name,) if last is not None else (),
-                int(history.step[0]),
-                int(history.step[-1]),
                 {"metric": name, "first": float(np.median(values[:3])), "last": float(np.median(values[-3:]))},
                 why.cause,
                 why.cure,
-                alternatives=why.alternatives,
+                why.alternatives,
             )
         ]
     return []

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gradwatch.analysis.rules.finding import Finding
+from gradwatch.analysis.rules.finding import Finding, whole_run
 from gradwatch.analysis.rules.layer_facts import shapes_of
-from gradwatch.analysis.rules.loss_graph import from_graph, graph_rows
+from gradwatch.analysis.rules.loss_graph import graph_rows
 from gradwatch.analysis.rules.progress import succeeds
 from gradwatch.history import History
 
@@ -35,7 +35,7 @@ def no_activation(history: History, gained: float = 0.9) -> list[Finding]:
             continue
         which = f"The {len(names)} layers of this model" if is_whole else f"`{names[-1]}` and `{names[0]}`"
         return [
-            from_graph(
+            whole_run(
                 history,
                 "no-activation",
                 names[0],

@@ -9,9 +9,9 @@ import re
 
 import numpy as np
 
-from gradwatch.analysis.rules.finding import Finding, Severity, either
+from gradwatch.analysis.rules.finding import Finding, either, whole_run
 from gradwatch.analysis.rules.layer_facts import beside_bias, matrices, numel, pick, present, shapes_of
-from gradwatch.analysis.rules.loss_graph import from_graph, paths
+from gradwatch.analysis.rules.loss_graph import paths
 from gradwatch.analysis.rules.progress import can_be_judged, progress, succeeds
 from gradwatch.analysis.rules.sampled_losses import in_most_looks, sampled
 from gradwatch.formulas import is_as_drawn
@@ -49,11 +49,11 @@ def no_gradient(history: History, min_steps: int = 10, little: float = 0.1) -> l
     if never.any():
         small = is_hardly_missed(history, never, can, little)
         findings.append(
-            _without(
+            whole_run(
                 history,
-                "note" if small else "warning",
+                "no-gradient",
                 pick(history, never),
-                "no gradient",
+                {"layers": int(never.sum()), "missing": "no gradient"},
                 "The loss does not depend on these parameters, or not through anything that passes a gradient: the "
                 "module is not called, its output is not used, is detached, or only chooses an index.",
                 "Look at the output of their module: output.grad_fn, and that of each tensor from there to the loss; "
@@ -62,15 +62,16 @@ def no_gradient(history: History, min_steps: int = 10, little: float = 0.1) -> l
                 "checkpoint(use_reentrant=True) passes none back to a block whose input asks for none: "
                 "use_reentrant=False. If nothing is cut, use the module, or set requires_grad_(False) if it is meant "
                 "to rest.",
+                severity="note" if small else "warning",
             )
         )
     if raw:
         findings.append(
-            _without(
+            whole_run(
                 history,
-                "warning",
+                "no-gradient",
                 raw,
-                "training",
+                {"layers": len(raw), "missing": "training"},
                 "These parameters are frozen, the optimizer holds them, and their size is that of weights as they are "
                 "drawn at first: most of what is frozen was never trained.",
                 "Unfreeze them (requires_grad_(True)), or load what they were trained to; if they are meant to stay "
@@ -94,7 +95,7 @@ def _made_on_the_way(history: History, least: int = 2) -> list[Finding]:
     number = float(np.median(gone))
     sizes: dict[str, float | str] = {"parameters": number, "missing": "the parameters"}
     return [
-        from_graph(
+        whole_run(
             history,
             "no-gradient",
             "",
@@ -121,7 +122,7 @@ def _at_rest(history: History, large: float = 0.2, min_steps: int = 100, running
         return []
     sizes: dict[str, float | str] = {"frozen": frozen, "as_drawn": drawn, "trained": trained, "missing": "training"}
     return [
-        from_graph(
+        whole_run(
             history,
             "no-gradient",
             "",
@@ -148,7 +149,7 @@ def _frozen_head(history: History, large: float, min_steps: int, running: int) -
     if is_trained or not any(products):
         return []
     return [
-        from_graph(
+        whole_run(
             history,
             "no-gradient",
             "",
@@ -170,7 +171,7 @@ def _of_itself(history: History) -> list[Finding]:
     if not len(seen):
         return []
     return [
-        from_graph(
+        whole_run(
             history,
             "no-gradient",
             "",
@@ -195,24 +196,23 @@ def _gone(history: History) -> list[Finding]:
     cause = f"Backward leaves gradients, and none is there when the optimizer steps: {ZEROED}."
     cure = "The order is optimizer.zero_grad(), loss.backward(), optimizer.step(): nothing between the last two sets "
     cure += "gradients to zero or takes them away."
-    return [Finding("no-gradient", "error", (), int(history.step[0]), int(history.step[-1]), evidence, cause, cure)]
+    return [whole_run(history, "no-gradient", (), evidence, cause, cure, severity="error")]
 
 
 def _nowhere(history: History) -> list[Finding]:
     """No gradient anywhere: those of another model's tensors, if most layers are in no module, else what cut it off."""
     stray = [name for name in history.layers if _STRAY.search(name)]
     evidence: dict[str, float | str] = {"layers": len(history.layers), "missing": "every gradient"}
-    steps = int(history.step[0]), int(history.step[-1])
     if 2 * len(stray) > len(history.layers):
         evidence["not_in_model"] = len(stray)
         cause = f"The optimizer holds {len(stray)} tensors that the model does not: no gradient ever reaches them."
         cure = "Build the optimizer from model.parameters(), after the model was moved, wrapped or changed."
-        return [Finding("no-gradient", "error", (), *steps, evidence, cause, cure)]
+        return [whole_run(history, "no-gradient", (), evidence, cause, cure, severity="error")]
     causes = (ZEROED, CUT_OFF)
     cause = f"Every gradient is absent when the optimizer steps. {either(causes)}"
     cure = "The order is optimizer.zero_grad(), loss.backward(), optimizer.step(). If it is kept, look for what cuts "
     cure += "the loss off from the weights: detach(), .data, item(), no_grad(), a new tensor."
-    return [Finding("no-gradient", "error", (), *steps, evidence, cause, cure, alternatives=causes)]
+    return [whole_run(history, "no-gradient", (), evidence, cause, cure, causes, severity="error")]
 
 
 def _never_trained(history: History, frozen: Bools, least: int = 256) -> tuple[str, ...]:
@@ -227,11 +227,3 @@ def _never_trained(history: History, frozen: Bools, least: int = 256) -> tuple[s
         rms = norms[np.isfinite(norms)][:1] / np.sqrt(sizes[i])
         found += sizes[i] * is_as_drawn(rms, shapes[history.layers[i]], sizes[i]).any()
     return pick(history, frozen) if found > sizes[frozen].sum() / 2 else ()
-
-
-def _without(
-    history: History, severity: Severity, layers: tuple[str, ...], missing: str, cause: str, cure: str
-) -> Finding:
-    sizes: dict[str, float | str] = {"layers": len(layers), "missing": missing}
-    steps = int(history.step[0]), int(history.step[-1])
-    return Finding("no-gradient", severity, layers, *steps, sizes, cause, cure)

@@ -9,7 +9,7 @@ import numpy as np
 from gradwatch.analysis.clips import incoming, late_calls
 from gradwatch.analysis.noise_scale import estimates, noise_scale
 from gradwatch.analysis.rules.facts import middle, optimizer_kind
-from gradwatch.analysis.rules.finding import Finding
+from gradwatch.analysis.rules.finding import Finding, whole_run
 from gradwatch.analysis.rules.losses import scaled_losses
 from gradwatch.analysis.rules.progress import Progress, learnt_before, progress, unmoved, went
 from gradwatch.analysis.rules.sampled_losses import sampled
@@ -104,12 +104,10 @@ def _from_batch_to_batch(
     """The finding of a loss whose noise is large beside its level."""
     times = loss.noise / abs(loss.ended) if loss.ended else float("inf")
     return [
-        Finding(
+        whole_run(
+            history,
             "noise-dominated",
-            "warning",
             (),
-            int(history.step[0]),
-            int(history.step[-1]),
             {"noise_of_a_batch": times, "metric": loss.metric, "began": loss.began, "ended": loss.ended},
             f"From batch to batch {loss.metric} differs by {times:.2g} times its own level, and {why}",
             cure,
@@ -140,12 +138,10 @@ def _behind_the_clip(history: History, times: float, min_steps: int, often: floa
     if not late or any(p.gain > 0.2 * (first - p.ended) for p, first in late):
         return []
     return [
-        Finding(
+        whole_run(
+            history,
             "noise-dominated",
-            "warning",
             (),
-            int(history.step[0]),
-            int(history.step[-1]),
             {"times_the_clip": longer, "user_max_norm": float(np.median(limit[asked]))},
             f"The loop clips its gradients to {setting_text(float(np.median(limit[asked])))}, and those that come to "
             f"the optimizer are {longer:.2g} times as long: what is added behind the clip decides each step, and since "

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gradwatch.analysis.rules.finding import Finding, either
+from gradwatch.analysis.rules.finding import Finding, either, whole_run
 from gradwatch.analysis.rules.layer_facts import present
-from gradwatch.analysis.rules.loss_graph import from_graph
 from gradwatch.analysis.rules.sampled_losses import sampled
 from gradwatch.history import History
 
@@ -32,12 +31,10 @@ def not_in_optimizer(history: History, least: int = 8) -> list[Finding]:
         return found
     return [
         *found,
-        Finding(
+        whole_run(
+            history,
             "not-in-optimizer",
-            "warning",
             layers,
-            int(history.step[0]),
-            int(history.step[-1]),
             {"layers": len(layers)},
             "These parameters ask for gradients and are in no optimizer of this Watch: nothing trains them.",
             "Give them to the optimizer (all of model.parameters(), built after the model is complete; layers that "
@@ -72,7 +69,7 @@ _NEVER_FOLLOWS = (
 
 def _never_follows(history: History, copies: tuple[str, ...]) -> Finding:
     part = copies[0].partition(".")[0]
-    return from_graph(
+    return whole_run(
         history,
         "weights-unchanged",
         "",

@@ -7,8 +7,8 @@ import math
 import numpy as np
 
 from gradwatch.analysis.rules.facts import optimizer_kind
-from gradwatch.analysis.rules.finding import Finding, either
-from gradwatch.analysis.rules.loss_graph import from_graph, graph_rows, reached_range, shape_in
+from gradwatch.analysis.rules.finding import Finding, either, whole_run
+from gradwatch.analysis.rules.loss_graph import graph_rows, reached_range, shape_in
 from gradwatch.analysis.rules.losses import has_rivals
 from gradwatch.analysis.rules.progress import progress, succeeds
 from gradwatch.analysis.rules.sampled_losses import LEAST_SAMPLES, ended, sampled
@@ -44,7 +44,7 @@ def targets_out_of_range(history: History, beyond: float = 0.05) -> list[Finding
     asked = f"nine tenths of the targets lie between {lowest:.4g} and {highest:.4g}"
     asked = f"all together add up to 1, and the targets to {in_all:.3g}" if is_within else asked
     return [
-        from_graph(
+        whole_run(
             history,
             "targets-out-of-range",
             layer,
@@ -71,7 +71,7 @@ def _at_its_ends(history: History, all_of: float = 0.99, left: float = 0.5) -> l
         return []
     causes = ("what is asked for lies beyond these ends", "the steps are too long, and threw it there")
     return [
-        from_graph(
+        whole_run(
             history,
             "targets-out-of-range",
             "",
@@ -93,7 +93,7 @@ def _in_all(history: History, layer: str) -> float:
 
 
 def _no_probabilities(history: History, share: float) -> Finding:
-    return from_graph(
+    return whole_run(
         history,
         "targets-out-of-range",
         "",
@@ -141,7 +141,7 @@ def targets_not_normalised(
         return _columns_apart(history, large, unlike)
     when = f", and was halfway to their mean at step {arrived[0]:.0f}" if slow else ""
     return [
-        from_graph(
+        whole_run(
             history,
             "targets-not-normalised",
             "",
@@ -165,7 +165,7 @@ def _columns_apart(history: History, large: float, unlike: float) -> list[Findin
     if len(times) < LEAST_SAMPLES or np.median(times) < unlike or np.median(spread) < large:
         return []
     return [
-        from_graph(
+        whole_run(
             history,
             "targets-not-normalised",
             "",

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gradwatch.analysis.rules.finding import Finding, either
-from gradwatch.analysis.rules.loss_graph import from_graph
+from gradwatch.analysis.rules.finding import Finding, either, whole_run
 from gradwatch.analysis.rules.progress import can_be_judged
 from gradwatch.analysis.rules.sampled_losses import LEAST_SAMPLES, sampled
 from gradwatch.formatting import percent
@@ -33,7 +32,7 @@ def entropy_too_strong(
     spread = sampled(history, "advantage_std")[1]
     around = {"advantage_std": float(np.median(spread))} if len(spread) else {}
     return [
-        from_graph(
+        whole_run(
             history,
             "entropy-too-strong",
             "",

@@ -11,9 +11,9 @@ import numpy as np
 
 from gradwatch.analysis.clips import incoming
 from gradwatch.analysis.rules.facts import middle, smooth
-from gradwatch.analysis.rules.finding import Finding, Why, either
+from gradwatch.analysis.rules.finding import Finding, Why, either, whole_run
 from gradwatch.analysis.rules.layer_facts import bias_columns, columns, ends_in, initial_gains, last_matrix
-from gradwatch.analysis.rules.loss_graph import from_graph, is_of_no_choice, paths, squashed, takes_logits
+from gradwatch.analysis.rules.loss_graph import is_of_no_choice, paths, squashed, takes_logits
 from gradwatch.analysis.rules.losses import has_rivals, scaled_losses
 from gradwatch.analysis.rules.no_gradient import no_gradient
 from gradwatch.analysis.rules.once import once
@@ -52,7 +52,7 @@ def _shown(rule: str, history: History, loss: str, before: str, layer: str) -> F
     words = f"{loss} is given what comes out of a {before}, and applies one of its own: of numbers between "
     words += f"{-1 if before == 'tanh' else 0} and 1 it cannot fall to 0, and their gradients are small."
     cure = _CURE if before == "softmax" else f"Give {loss} the logits: take the {before} out of the model's forward."
-    return from_graph(history, rule, layer, {"loss": loss, "before": before}, words, cure)
+    return whole_run(history, rule, layer, {"loss": loss, "before": before}, words, cure)
 
 
 def _judged(history: History, min_steps: int, running: int) -> dict[str, Floats]:
@@ -120,16 +120,14 @@ def _classes(history: History, values: Floats, uniform: float, near: float) -> i
 
 def _finding(rule: str, history: History, metric: str, values: Floats, why: Why) -> Finding:
     last = last_matrix(history)
-    return Finding(
+    return whole_run(
+        history,
         rule,
-        "warning",
         (last.name,) if last is not None else (),
-        int(history.step[0]),
-        int(history.step[-1]),
         {"metric": metric, "lowest": float(values.min()), **why.evidence},
         why.cause,
         why.cure,
-        alternatives=why.alternatives,
+        why.alternatives,
     )
 
 

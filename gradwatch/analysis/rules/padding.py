@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gradwatch.analysis.rules.facts import middle
-from gradwatch.analysis.rules.finding import Finding
-from gradwatch.analysis.rules.loss_graph import from_graph, graph_rows, shape_in
+from gradwatch.analysis.rules.finding import Finding, whole_run
+from gradwatch.analysis.rules.loss_graph import graph_rows, shape_in
 from gradwatch.analysis.rules.progress import can_be_judged, succeeds
 from gradwatch.analysis.rules.sampled_losses import in_most_looks, layer_at, sampled
 from gradwatch.formatting import percent
@@ -28,7 +28,7 @@ def padding_read_as_data(history: History, share: float = 0.3, well: float = 0.5
     if not behind >= share:  # NaN is not
         return []
     layer = layer_at(history, sampled(history, "layer_of/padding_behind")[1][-1])
-    found = from_graph(
+    found = whole_run(
         history,
         "padding-read-as-data",
         layer,
@@ -58,7 +58,7 @@ def mask_inverted(history: History, most: float = 0.8, least: float = 0.2, near:
     if not (masked >= most and of_padding <= least):
         return _looks_ahead(history, near)
     return [
-        from_graph(
+        whole_run(
             history,
             "mask-inverted",
             layer_at(history, sampled(history, "layer_of/real_masked")[1][-1]),
@@ -78,7 +78,7 @@ def _looks_ahead(history: History, near: float, samples: int = 3) -> list[Findin
     if len(causal) < samples or not any((abs(causal * length - 1) < near).all() for length in lengths):
         return []
     return [
-        from_graph(
+        whole_run(
             history,
             "mask-inverted",
             layer_at(history, places[-1]),
@@ -105,7 +105,7 @@ def positions_missing(history: History, min_steps: int = 100, running: int = 500
             continue
         shape = list(shape_in(row["shape"]))
         return [
-            from_graph(
+            whole_run(
                 history,
                 "positions-missing",
                 row["layer"],

@@ -10,7 +10,7 @@ import numpy as np
 from gradwatch.analysis.clips import incoming
 from gradwatch.analysis.final_values import quarters
 from gradwatch.analysis.rules.facts import middle
-from gradwatch.analysis.rules.finding import Finding, Severity, Why, either
+from gradwatch.analysis.rules.finding import Finding, Severity, Why, either, whole_run
 from gradwatch.analysis.rules.layer_facts import ends_in
 from gradwatch.analysis.rules.loss_graph import paths, wants_its_sigmoid
 from gradwatch.analysis.rules.progress import Progress, can_be_judged, progress, reaches_its_goal, succeeds
@@ -27,17 +27,16 @@ def finding_of(history: History, shown: Progress, why: Why, severity: Severity =
     evidence: dict[str, float | str] = {"metric": shown.metric, "began": began, "ended": shown.ended,
                                         "noise": shown.error}  # fmt: skip
     return [
-        Finding(
+        whole_run(
+            history,
             "no-progress",
-            severity,
             (),
-            int(history.step[0]),
-            int(history.step[-1]),
             evidence | why.evidence,
             why.cause,
             why.cure,
+            why.alternatives,
+            severity=severity,
             tries=why.tries,
-            alternatives=why.alternatives,
         )
     ]
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from gradwatch.analysis.rules.finding import Finding, either
-from gradwatch.analysis.rules.loss_graph import from_graph
+from gradwatch.analysis.rules.finding import Finding, either, whole_run
 from gradwatch.analysis.rules.sampled_losses import ended, layer_at, sampled
 from gradwatch.formatting import percent
 from gradwatch.history import History
@@ -27,7 +26,7 @@ def posterior_collapse(history: History, share: float = 0.02, least: int = 4, mi
         "what reads the code does as well without it, from what else it is given",
     )
     return [
-        from_graph(
+        whole_run(
             history,
             "posterior-collapse",
             layer_at(history, places[-1]),

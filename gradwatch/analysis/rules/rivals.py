@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from gradwatch.analysis.rules.facts import USUAL_RATIO, is_adaptive, middle, optimizer_kind
-from gradwatch.analysis.rules.finding import Finding, either
+from gradwatch.analysis.rules.finding import Finding, either, whole_run
 from gradwatch.analysis.rules.layer_facts import matrices, measured, root_mean_square
 from gradwatch.analysis.rules.loss_graph import NUMBERS, paths
 from gradwatch.analysis.rules.losses import has_rivals, training_losses
@@ -77,12 +77,10 @@ def _unheard(history: History, tiny: float = 1e-8) -> list[Finding]:
     if not 0 < handed < tiny or not len(weight) or middle(weight[-1] / weight[0]) < 0.5:
         return []  # one that fades away is to blame itself
     return [
-        Finding(
+        whole_run(
+            history,
             "generator-starves",
-            "warning",
             (),
-            int(history.step[0]),
-            int(history.step[-1]),
             {"gradient_rms": handed},
             f"What the rival of this part hands back to it is next to no gradient, from the start: {handed:.1e} by the "
             "element.",

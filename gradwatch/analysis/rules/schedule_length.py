@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from gradwatch.analysis.rules.facts import rates, set_rate
-from gradwatch.analysis.rules.finding import Finding, Severity, either
+from gradwatch.analysis.rules.finding import Finding, Severity, either, whole_run
 from gradwatch.analysis.rules.progress import succeeds
 from gradwatch.analysis.rules.sampled_losses import sampled
 from gradwatch.formatting import percent, setting_text
@@ -245,12 +245,10 @@ def _begins_anew(history: History, rate: Floats, often: int = 5, least: float = 
     rises = len(steps) and (steps > 0).mean() > least
     if len(leaps) < often or not rises or np.ptp(lengths) > 0.25 * lengths.mean():
         return None
-    return Finding(
+    return whole_run(
+        history,
         "warmup-too-long",
-        "warning",
         (),
-        int(history.step[0]),
-        int(history.step[-1]),
         {"begins_anew": len(leaps), "lr_highest": float(rate.max()), "steps_of_a_cycle": round(float(lengths.mean()))},
         f"The warm-up begins anew {len(leaps)} times, every {lengths.mean():.0f} steps, and comes to {rate.max():.2g}: "
         "the learning rate falls back to next to nothing each time, and no schedule follows the warm-up.",

@@ -10,7 +10,7 @@ import numpy as np
 from gradwatch.analysis.clips import incoming
 from gradwatch.analysis.final_values import nonfinite_rows
 from gradwatch.analysis.rules.facts import GUARD, middle
-from gradwatch.analysis.rules.finding import Finding
+from gradwatch.analysis.rules.finding import Finding, whole_run
 from gradwatch.analysis.rules.layer_facts import pick
 from gradwatch.analysis.rules.losses import has_rivals
 from gradwatch.analysis.rules.sampled_losses import are_left_out, dropped_passes
@@ -80,12 +80,10 @@ def _of_the_loop(history: History, few: int) -> list[Finding]:
     most = float(np.nanmax(norm, initial=0.0))
     passes = f"{int(dropped.sum()):,} backward passes came to nothing before the {len(dropped)} steps that were looked "
     return [
-        Finding(
+        whole_run(
+            history,
             "skips-often",
-            "warning",
             (),
-            int(history.step[0]),
-            int(history.step[-1]),
             {"passes": float(dropped.sum()), "in_a_row": float(dropped.max()), "largest_norm": most},
             f"The loop itself leaves steps out: {passes}at, up to {int(dropped.max()):,} before one. The largest norm "
             f"that was stepped with is {most:.3g}.",

@@ -19,7 +19,7 @@ from gradwatch.analysis.rules.facts import (
     settings,
     to_usual,
 )
-from gradwatch.analysis.rules.finding import Finding, Why, either
+from gradwatch.analysis.rules.finding import Finding, Why, either, whole_run
 from gradwatch.analysis.rules.layer_facts import (
     directness,
     initial_gains,
@@ -227,12 +227,10 @@ def _held_back(
     far = ", ".join(map(str, np.flatnonzero(group * apart <= highest)))
     which_rates = f"rates of param groups {far}" if "," in far else f"rate of param group {far}"
     return [
-        Finding(
+        whole_run(
+            history,
             "update-too-small",
-            "warning",
             pick(history, slow),
-            int(history.step[0]),
-            int(history.step[-1]),
             {"update_ratio": found, "limit": limit, "usual": USUAL_RATIO[is_adaptive(history)], "lr": low},
             f"These weights change by no more than {found:.1e} of their size in a step. The learning rate of a param "
             f"group is {setting_text(low)}, of another {setting_text(highest)}.",

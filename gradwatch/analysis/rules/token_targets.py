@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gradwatch.analysis.rules.finding import Finding, either
-from gradwatch.analysis.rules.loss_graph import from_graph
+from gradwatch.analysis.rules.finding import Finding, either, whole_run
 from gradwatch.analysis.rules.sampled_losses import layer_at, sampled
 from gradwatch.formatting import percent
 from gradwatch.history import Floats, History
@@ -30,7 +29,7 @@ def padding_in_loss(history: History, share: float = 0.5, at_ends: float = 0.5) 
         return []
     token = f"{top[0]:.0f}"
     return [
-        from_graph(
+        whole_run(
             history,
             "padding-in-loss",
             "",
@@ -50,7 +49,7 @@ def _nothing_else(
     if np.median(asked) < all_of or len(sampled(history, "target_is_input")[0]) < 3:
         return []
     return [
-        from_graph(
+        whole_run(
             history,
             "padding-in-loss",
             "",
@@ -77,7 +76,7 @@ def labels_not_shifted(history: History, share: float = 0.98, varied: float = 0.
         return _shifted_twice(history, share, varied) or _unmasked(history, share)
     causes = ("the next token was meant, and the targets were not shifted", "the model is to give back what it reads")
     return [
-        from_graph(
+        whole_run(
             history,
             "labels-not-shifted",
             "",
@@ -101,7 +100,7 @@ def _unmasked(history: History, share: float, most: float = 0.6) -> list[Finding
     if not most < usual < share or ignored.any() or not _reads_ahead(history):
         return []
     return [
-        from_graph(
+        whole_run(
             history,
             "labels-not-shifted",
             "",
@@ -128,7 +127,7 @@ def _shifted_twice(history: History, share: float, varied: float) -> list[Findin
         return []  # its attention reads the token that is asked for: to find it is the task
     usual = float(np.median(second))
     return [
-        from_graph(
+        whole_run(
             history,
             "labels-not-shifted",
             "",
@@ -166,7 +165,7 @@ def future_seen(
     ahead = percent(1 - float(np.median(causal)))
     weak = "" if np.median(causal) < 0.7 else " A mask that adds a finite number (-10, -1e3) is outgrown by the logits."
     return [
-        from_graph(
+        whole_run(
             history,
             "future-seen",
             layer_at(history, places[-1]),
@@ -187,7 +186,7 @@ def _in_data(history: History, share: float, varied: float, least: int) -> list[
         return []
     causes = ("the targets were to be those of a later row or time, and were not shifted", "the column is the target")
     return [
-        from_graph(
+        whole_run(
             history,
             "future-seen",
             "",

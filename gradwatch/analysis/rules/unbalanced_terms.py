@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gradwatch.analysis.rules.facts import middle
-from gradwatch.analysis.rules.finding import Finding
+from gradwatch.analysis.rules.finding import Finding, whole_run
 from gradwatch.analysis.rules.losses import has_rivals
 from gradwatch.analysis.rules.progress import progress
 from gradwatch.history import Floats, History
@@ -76,12 +76,10 @@ def _alone(loss: Floats, term: Floats) -> _Alone | None:
 
 def _finding(history: History, whole: str, name: str, others: str, alone: _Alone) -> Finding:
     times = "" if abs(alone.weight - 1) < 0.01 else f"{alone.weight:.3g} times "
-    return Finding(
+    return whole_run(
+        history,
         "loss-terms-unbalanced",
-        "warning",
         (),
-        int(history.step[0]),
-        int(history.step[-1]),
         {"term": name, "weight": alone.weight, "first": alone.first, "end": alone.end, "rest": alone.rest},
         f"{whole} is {times}{name} but for {100 * alone.rest:.2g} % of it, {alone.first:.4g} at first and "
         f"{alone.end:.4g} in the end. In layers that both train, and under a clip, the steps are those of {name}; what "

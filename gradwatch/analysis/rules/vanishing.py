@@ -12,7 +12,7 @@ from gradwatch.analysis.final_values import lost_since
 from gradwatch.analysis.rules.depth import line, log10, profile
 from gradwatch.analysis.rules.facts import is_adaptive, middle, optimizer_kind, typical
 from gradwatch.analysis.rules.fading import fades, lost_in_time
-from gradwatch.analysis.rules.finding import Finding, Severity
+from gradwatch.analysis.rules.finding import Finding, Severity, whole_run
 from gradwatch.analysis.rules.inputs import inputs_of
 from gradwatch.analysis.rules.layer_facts import beside_bias, matrices, numel, pick
 from gradwatch.analysis.rules.loss_graph import given_data
@@ -209,18 +209,9 @@ def _left_of_inputs(history: History, nothing: float = 1e-3, early: int = 5, lea
     why = why_vanishing(history)
     cause = f"What comes into `{last}` is of the order of {middle(size[:early]):.1g}: what is given to the first layer "
     cause += "is lost on its way forward, and as little of the gradient comes back. "
-    steps = int(history.step[0]), int(history.step[-1])
     evidence: dict[str, float | str] = {"last_input_rms": middle(size[:early]), **why.evidence}
-    return Finding(
-        "vanishing",
-        "warning",
-        tuple(history.layers[i] for i in which[:-1]),
-        *steps,
-        evidence,
-        cause + why.cause,
-        _in_order(history),
-        alternatives=why.alternatives,
-    )
+    layers = tuple(history.layers[i] for i in which[:-1])
+    return whole_run(history, "vanishing", layers, evidence, cause + why.cause, _in_order(history), why.alternatives)
 
 
 def _faded(history: History, decades: float, fit: float) -> list[Finding]:
@@ -239,12 +230,10 @@ def _faded(history: History, decades: float, fit: float) -> list[Finding]:
     cause += f"{quantity_text(rms[0])} in `{names[0]}` to {quantity_text(rms[-1])} in `{names[-1]}` in the first step, "
     cause += "and as little of the gradient comes back. The initial weights are too small for this depth."
     return [
-        Finding(
+        whole_run(
+            history,
             "vanishing",
-            "warning",
             tuple(name for name, size in zip(names, rms, strict=True) if size < rms[0] / 100),
-            int(history.step[0]),
-            int(history.step[-1]),
             {"activation_decades": -along.decades, "first_rms": float(rms[0]), "last_rms": float(rms[-1])},
             cause,
             f"{_in_order(history)} A higher learning rate does not make up for it.",

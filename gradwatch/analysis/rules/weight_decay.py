@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from gradwatch.analysis.final_values import quarters
 from gradwatch.analysis.rules.facts import is_adaptive, middle, optimizer_kind, set_rate, settings
-from gradwatch.analysis.rules.finding import Finding
+from gradwatch.analysis.rules.finding import Finding, whole_run
 from gradwatch.analysis.rules.layer_facts import matrices, measured, pick
 from gradwatch.analysis.rules.progress import held_out, progress
 from gradwatch.formatting import percent
@@ -51,12 +51,10 @@ def weight_decay_too_strong(
     if decay <= usual or not of_gradient > share:
         return []
     return [
-        Finding(
+        whole_run(
+            history,
             "weight-decay-too-strong",
-            "warning",
             pick(history, wide),
-            int(history.step[0]),
-            int(history.step[-1]),
             {"decay_over_gradient": of_gradient, "weight_decay": decay, "lr": set_rate(history)},
             f"{kind} adds the decay of {decay:g} times the weights to their gradients, where it was "
             f"{percent(of_gradient)} of them: it passes through the moments, and draws each weight to 0 by up to the "
@@ -100,12 +98,10 @@ def _holds(
     if not penalty > least * loss.ended:
         return []
     return [
-        Finding(
+        whole_run(
+            history,
             "weight-decay-too-strong",
-            "warning",
             pick(history, matrices(history)),
-            int(history.step[0]),
-            int(history.step[-1]),
             {"decay_over_gradient": pulls, "weight_decay": decay, "end": loss.ended, "penalty": penalty},
             f"{loss.metric} rests at {loss.ended:.4g} since the second quarter of the run. The pull of the decay, "
             f"{decay:g} times the weights, is {percent(pulls)} of the gradient of a batch there: what the loss asks "

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch.analysis.rules.facts import middle
-from gradwatch.analysis.rules.finding import Finding, either
+from gradwatch.analysis.rules.finding import Finding, either, whole_run
 from gradwatch.analysis.rules.losses import has_rivals
 from gradwatch.analysis.rules.owners import written_before
 from gradwatch.analysis.rules.progress import progress, unmoved
@@ -84,15 +84,13 @@ def _mean(values: Floats) -> tuple[float, float]:
 
 def _finding(history: History, at: Rows, said: str, causes: tuple[str, ...]) -> Finding:
     every = float(np.median(np.diff(at)))
-    return Finding(
+    return whole_run(  # from the first step: what the optimizer loses with the weights follows from it
+        history,
         "weights-reset",
-        "warning",
         (),
-        int(history.step[0]),  # what the optimizer loses with them follows from it
-        int(history.step[-1]),
         {"writes": len(at), "steps_between": every, "share_of_steps": percent(len(at) / len(history))},
         f"The loop writes to the weights between {len(at)} pairs of steps, about every {every:.0f} steps. {said}",
         "Look at what the loop does there: a load_state_dict, a copy_, an average. Which weights are kept, and whether "
         "the comparison that keeps them points the right way; load them once, after the training.",
-        alternatives=causes,
+        causes,
     )

@@ -8,7 +8,7 @@ import numpy as np
 
 from gradwatch.analysis.groups import higher_is_better
 from gradwatch.analysis.rules.facts import settings
-from gradwatch.analysis.rules.finding import Finding, either
+from gradwatch.analysis.rules.finding import Finding, either, whole_run
 from gradwatch.analysis.rules.layer_facts import matrices
 from gradwatch.analysis.rules.losses import has_rivals
 from gradwatch.analysis.rules.owners import owners
@@ -41,12 +41,10 @@ def _some_climb(history: History) -> list[Finding]:
         return []
     which = ", ".join(str(i) for i, climbing in enumerate(climbs) if climbing)
     return [
-        Finding(
+        whole_run(
+            history,
             "wrong-sign",
-            "warning",
             (),
-            int(history.step[0]),
-            int(history.step[-1]),
             {"groups_that_climb": which, "groups": len(groups)},
             f"Param group {which} has maximize=True and the others have not: its steps raise the loss that those of "
             "the others lower.",
@@ -65,12 +63,10 @@ def _against_entropy(history: History, least: int = 3) -> list[Finding]:
     if len(step) < least or rewarded.any():
         return []
     return [
-        Finding(
+        whole_run(
+            history,
             "wrong-sign",
-            "warning",
             (),
-            int(history.step[0]),
-            int(history.step[-1]),
             {"entropy_rewarded": "no", "samples": len(step)},
             "The loss rises with the entropy of the choices: it is added where it is to be taken away. The choices are "
             "soon always the same, and nothing better is tried.",
@@ -134,12 +130,10 @@ def _scored_one_way(history: History, least: int = 3) -> list[Finding]:
     if layer not in history.layers:
         return []
     return [
-        Finding(
+        whole_run(
+            history,
             "wrong-sign",
-            "warning",
             (layer,),
-            int(history.step[0]),
-            int(history.step[-1]),
             {"samples": len(step)},
             f"The scores that `{layer}` gives stand in the loss at two places or more, and with one sign at all of "
             "them: they are pushed the same way whatever is scored, without end. A critic is not asked then to tell "
