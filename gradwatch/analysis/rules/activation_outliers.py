@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from gradwatch.analysis.rules.activation_facts import still_grows
-from gradwatch.analysis.rules.finding import Finding, Severity
+from gradwatch.analysis.rules.finding import Evidence, Finding, Severity
 from gradwatch.analysis.rules.progress import succeeds
 from gradwatch.history import History
 
@@ -37,7 +37,7 @@ def activation_outlier(history: History, peak: float = 20.0, growth: float = 3.0
     name = table.layers[worst]
     order = np.where(np.isin(np.arange(len(table.layers)), hit), table.values["order"][-1], np.inf)
     origin = table.layers[int(np.argmin(order))]
-    evidence: dict[str, float | str] = {
+    evidence: Evidence = {
         "largest_over_rms": float(last[worst]), "at_first": float(first[worst]), "module": name, "first_module": origin,
         "modules": len(hit), "of": len(table.layers),
     }  # fmt: skip

@@ -11,7 +11,7 @@ import numpy as np
 
 from gradwatch.analysis.rules.activation_facts import is_meant
 from gradwatch.analysis.rules.dead_layers import dead_layer
-from gradwatch.analysis.rules.finding import Finding, Severity, whole_run
+from gradwatch.analysis.rules.finding import Evidence, Finding, Severity, whole_run
 from gradwatch.analysis.rules.loss_graph import neighbours, paths
 from gradwatch.analysis.rules.losses import has_rivals, learnt
 from gradwatch.analysis.rules.progress import succeeds
@@ -94,7 +94,7 @@ def _held(history: History, quantity: str, share: float, min_rows: int, rule: st
     first = int(table.step[min(began, len(table) - 1)])
     worst = max(typical[i] for i in hit)
     cause, cure = words(worst, len(hit), first if began else None)
-    evidence: dict[str, float | str] = {"share": worst, "modules": len(hit), "of": len(at)}
+    evidence: Evidence = {"share": worst, "modules": len(hit), "of": len(at)}
     names = tuple(table.layers[i] for i in hit)
     severity: Severity = "note" if succeeds(history) else "warning"
     return [Finding(rule, severity, names, first, int(history.step[-1]), evidence, cause, cure)]
@@ -118,7 +118,7 @@ def _from_the_start(
         return []
     cause, cure = words(held[0].last, 1, None)
     severity: Severity = "note" if succeeds(history) else "warning"
-    evidence: dict[str, float | str] = {"share": held[0].last, "modules": 1}
+    evidence: Evidence = {"share": held[0].last, "modules": 1}
     steps = held[0].first_step, int(history.step[-1])
     return [Finding(rule, severity, (held[0].layer,), *steps, evidence, cause, cure)]
 
@@ -144,7 +144,7 @@ def _on_the_way(
     at, values = sampled(history, kind)
     since = int(at[min(np.flatnonzero(values < 0.8 * share)[-1] + 1, len(at) - 1)])
     cause, cure = words(seen.last, 1, since)
-    evidence: dict[str, float | str] = {"share": seen.last, "at_first": float(seen.first), "modules": 1}
+    evidence: Evidence = {"share": seen.last, "at_first": float(seen.first), "modules": 1}
     return [Finding(rule, "warning", (seen.layer,), since, int(history.step[-1]), evidence, cause, cure)]
 
 

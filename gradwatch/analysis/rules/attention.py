@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch.analysis.rules.activation_facts import medians, still_grows
-from gradwatch.analysis.rules.finding import Finding, Severity, Why
+from gradwatch.analysis.rules.finding import Evidence, Finding, Severity, Why
 from gradwatch.analysis.rules.progress import came_down, succeeds
 from gradwatch.analysis.rules.sampled_losses import inside
 from gradwatch.formatting import percent
@@ -37,7 +37,7 @@ def attention_logits_grow(
         return []
     above = np.any(values[:, hit] > limit, axis=1)
     worst = hit[np.argmax(last[hit])]
-    evidence: dict[str, float | str] = {
+    evidence: Evidence = {
         "largest_logit": float(last[worst]), "at_first": float(first[worst]), "head": heads.layers[worst],
         "heads": len(hit), "of": len(heads.layers),
     }  # fmt: skip
@@ -76,7 +76,7 @@ def attention_collapsed(history: History, below: float = 0.05, share: float = 0.
     with np.errstate(invalid="ignore"):
         collapsed = (values[:, hit] < 2 * below).mean(axis=1) > share
     worst = hit[np.argmin(last[hit])]
-    evidence: dict[str, float | str] = {
+    evidence: Evidence = {
         "entropy": float(last[worst]), "head": heads.layers[worst], "heads": len(hit), "of": len(heads.layers),
         "modules": len(held),
     }  # fmt: skip
@@ -114,7 +114,7 @@ def _certain(history: History, at_first: float = 0.1, held: float = 0.3, left: f
         f"keys before the first step, and {percent(seen.last)} do in the end. Hardly any gradient reaches what its "
         "logits are made of, so they stay so."
     )
-    evidence: dict[str, float | str] = {"certain": seen.last, "certain_at_first": seen.first}
+    evidence: Evidence = {"certain": seen.last, "certain_at_first": seen.first}
     steps = seen.first_step, int(history.step[-1])
     severity: Severity = "note" if came_down(history, left) else "warning"
     return [Finding("attention-collapsed", severity, (seen.layer,), *steps, evidence, cause, _UNDIVIDED)]
@@ -158,7 +158,7 @@ def has_attention(history: History) -> bool:
 
 def _finding(
     history: History, rule: str, heads: Table, hit: NDArray[np.intp], since: int,
-    evidence: dict[str, float | str], cause: str, cure: str,
+    evidence: Evidence, cause: str, cure: str,
 ) -> Finding:  # fmt: skip
     severity: Severity = "note" if succeeds(history) else "warning"
     names = tuple(heads.layers[i] for i in hit)

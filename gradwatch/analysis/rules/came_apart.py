@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from gradwatch.analysis.rules.finding import Evidence
 from gradwatch.history import Floats
 
 
@@ -46,9 +47,7 @@ def improved(values: Floats, width: int) -> bool:
     return bool(np.median(finite[-n:]) < np.median(finite[:n]))
 
 
-def loss_jump(
-    values: Floats, width: int, share: float = 0.5, sigmas: float = 6.0
-) -> tuple[int, dict[str, float | str]] | None:
+def loss_jump(values: Floats, width: int, share: float = 0.5, sigmas: float = 6.0) -> tuple[int, Evidence] | None:
     """The row at which a loss left its minimum for good, and the numbers; None for a loss that stayed near it.
 
     Alarm: it ended above its smoothed minimum by more than `share` of all it had won, by more than `sigmas` robust
@@ -72,7 +71,7 @@ def loss_jump(
 
 def ran_off(
     values: Floats, norm: Floats, width: int, times: float = 20.0, least: float = 0.1, steeper: float = 10.0
-) -> tuple[int, dict[str, float | str]] | None:
+) -> tuple[int, Evidence] | None:
     """The row at which a rival's loss left the size it began with for good, and the numbers.
 
     Alarm: in the last quarter of the run it is `times` its first values, by the median, and these say something: above
@@ -94,7 +93,7 @@ def ran_off(
 
 def thrown_out(
     values: Floats, norm: Floats, width: int, alone: bool, jump: float = 5.0, growth: float = 20.0, above: float = 1.1
-) -> tuple[int, dict[str, float | str]] | None:
+) -> tuple[int, Evidence] | None:
     """The row at which a training was thrown out of its start and never came back, and the numbers.
 
     Alarm: the loss rose to `jump` times its first value and ended `above` times it, clear of its noise, and the

@@ -10,7 +10,7 @@ import numpy as np
 from gradwatch.analysis.clips import called, incoming, loop_coef
 from gradwatch.analysis.rules.double_clip import clips_parts, sits_at
 from gradwatch.analysis.rules.facts import FIXED, GUARD, clips, is_adaptive, optimizer_kind
-from gradwatch.analysis.rules.finding import Finding, Severity
+from gradwatch.analysis.rules.finding import Evidence, Finding, Severity
 from gradwatch.analysis.rules.layer_facts import measured, pick
 from gradwatch.analysis.rules.muon import clip_over_muon
 from gradwatch.analysis.rules.once import once
@@ -100,7 +100,7 @@ def no_step(history: History) -> list[Finding]:
     return [_never(history, text, {}, why, cure) for text in asked if text]
 
 
-def _never(history: History, policy: str, evidence: dict[str, float | str], why: str, cure: str) -> Finding:
+def _never(history: History, policy: str, evidence: Evidence, why: str, cure: str) -> Finding:
     cause = f"{policy} was asked for and never acted: {why}."
     ends = (int(history.step[0]), int(history.step[-1])) if len(history) else (0, -1)
     return Finding("policy-never-acts", "warning", (), *ends, {"steps": len(history), **evidence}, cause, cure)

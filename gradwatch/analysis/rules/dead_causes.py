@@ -12,7 +12,7 @@ import numpy as np
 
 from gradwatch.analysis.rules.facts import USUAL_RATIO, is_adaptive, to_usual
 from gradwatch.analysis.rules.far_beginning import begins_far
-from gradwatch.analysis.rules.finding import Why, either
+from gradwatch.analysis.rules.finding import Evidence, Why, either
 from gradwatch.analysis.rules.layer_facts import began_at_zero, beside_bias, ends_in, matrices, pick
 from gradwatch.analysis.rules.loss_graph import given_data, graph_rows, shape_in
 from gradwatch.analysis.rules.losses import has_rivals
@@ -84,7 +84,7 @@ def _thrown(history: History) -> Why:
     cure = f"Lower the learning rate to {new_rate(history, times)} or warm it up; an activation "
     cure += "that leaks (LeakyReLU, GELU) can come back."
     cause, cure = begins_far(history, cause, cure) or (cause, cure)
-    numbers: dict[str, float | str] = {} if np.isnan(first) else {"first_update_ratio": first}
+    numbers: Evidence = {} if np.isnan(first) else {"first_update_ratio": first}
     return Why(cause, cure, numbers, (rate_times(times), warm_up(history)))
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from gradwatch.analysis.rules.dead_causes import BEGAN_AT_ZERO, CHOOSE, FORGETS, IDLE, of_one, why_dead
 from gradwatch.analysis.rules.facts import middle
-from gradwatch.analysis.rules.finding import Finding, Why, either, whole_run
+from gradwatch.analysis.rules.finding import Evidence, Finding, Why, either, whole_run
 from gradwatch.analysis.rules.layer_facts import (
     began_at_zero,
     beside_bias,
@@ -134,7 +134,7 @@ def _under_a_derivative(history: History, min_steps: int) -> list[Finding]:
     if not inner or not all((norm[:, bias] == 0).all() and (norm[:, weight] > 0).any() for weight, bias in inner):
         return []
     layers = tuple(history.layers[bias] for _, bias in inner)
-    evidence: dict[str, float | str] = {"layers": len(layers), "of": len(history.layers), "since": "the start"}
+    evidence: Evidence = {"layers": len(layers), "of": len(history.layers), "since": "the start"}
     cause = "The biases of these layers never get a gradient, and the weights beside them do: the loss depends on "
     cause += "derivatives of the network alone, and that of a ReLU is a step, which no bias moves by a gradient. What "
     cause += "the network can say so is constant from piece to piece."
@@ -166,7 +166,7 @@ def _is_zero(history: History, min_steps: int) -> bool:
 def _all_zero(history: History) -> list[Finding]:
     """All layers are dead from the start: zeros are multiplied, the loss is flat, or something zeroes the gradients."""
     layers = len(history.layers)
-    evidence: dict[str, float | str] = {"layers": layers, "of": layers, "since": "the start"}
+    evidence: Evidence = {"layers": layers, "of": layers, "since": "the start"}
     zero = began_at_zero(history)
     if zero.any():
         every = zero[matrices(history)].all()
@@ -202,7 +202,7 @@ def _nothing_left_at_once(history: History, early: float = 0.02, min_steps: int 
     row = int(alive[-1]) + 1 if len(alive) else 0
     if len(history) < min_steps or row > early * len(history):
         return []
-    evidence: dict[str, float | str] = {
+    evidence: Evidence = {
         "layers": len(history.layers),
         "of": len(history.layers),
         "since": f"step {history.step[row]}",

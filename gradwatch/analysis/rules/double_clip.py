@@ -9,7 +9,7 @@ import numpy as np
 
 from gradwatch.analysis.clips import called
 from gradwatch.analysis.rules.facts import clips
-from gradwatch.analysis.rules.finding import Finding
+from gradwatch.analysis.rules.finding import Evidence, Finding
 from gradwatch.analysis.rules.sampled_losses import sampled
 from gradwatch.formatting import loop_clips, percent, setting_text
 from gradwatch.history import Floats, History
@@ -32,7 +32,7 @@ def double_clip(history: History, often: float = 0.3, min_steps: int = 20) -> li
         rows = np.flatnonzero(called(history))
         if not fixed:
             return []
-        evidence: dict[str, float | str] = {"loop": own, "policy": str(history.run.clip), "steps": len(rows)}
+        evidence: Evidence = {"loop": own, "policy": str(history.run.clip), "steps": len(rows)}
         where = f"The loop itself calls {own}"
         cure = "Keep one: remove that call (of the Hugging Face Trainer: max_grad_norm=0; of Lightning: no "
         cure += "gradient_clip_val), or watch() without clip=; under gradwatch run, --script-clip replace or no --clip."

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from gradwatch.analysis.rules.activation_facts import medians
-from gradwatch.analysis.rules.finding import Finding, Severity
+from gradwatch.analysis.rules.finding import Evidence, Finding, Severity
 from gradwatch.analysis.rules.layer_facts import shapes_of
 from gradwatch.analysis.rules.progress import succeeds
 from gradwatch.formatting import percent
@@ -50,7 +50,7 @@ def expert_starved(
     since = int(table.step[min(int(fed[-1]) + 1 if len(fed) else 0, len(table) - 1)])
     theirs = np.flatnonzero(np.isin(routers, routers[hit]))
     most = theirs[np.argmax(mean[theirs])]
-    evidence: dict[str, float | str] = {
+    evidence: Evidence = {
         "experts": len(hit), "of": int(judged.sum()), "most_of_equal_share": float(mean[hit].max()),
         "fed_most": table.layers[most], "its_share": float(mean[most] / np.count_nonzero(routers == routers[most])),
     }  # fmt: skip
@@ -117,7 +117,7 @@ def _alike(history: History) -> Iterator[tuple[str, dict[str, list[int]]]]:
             yield parent, children
 
 
-def _words(evidence: dict[str, float | str], share: float, since: int | None) -> tuple[str, str]:
+def _words(evidence: Evidence, share: float, since: int | None) -> tuple[str, str]:
     count, of = evidence["experts"], evidence["of"]
     cause = (
         f"{count} of {of} experts {'gets' if count == 1 else 'get'} less than {percent(share)} of an equal share of "

@@ -12,6 +12,7 @@ from gradwatch.history import History
 
 Severity = Literal["error", "warning", "note"]
 Confidence = Literal["likely", "possible"]
+Evidence = dict[str, float | str]
 RANK: dict[Severity, int] = {"error": 0, "warning": 1, "note": 2}
 
 
@@ -30,7 +31,7 @@ class Finding:
     layers: tuple[str, ...]
     first_step: int
     last_step: int
-    evidence: dict[str, float | str] = field(default_factory=dict)
+    evidence: Evidence = field(default_factory=dict)
     cause: str = ""
     cure: str = ""
     optimizer: str = ""
@@ -107,7 +108,7 @@ class Why(NamedTuple):
 
     cause: str
     cure: str
-    evidence: dict[str, float | str]
+    evidence: Evidence
     tries: tuple[str, ...] = ()
     alternatives: tuple[str, ...] = ()
 
@@ -116,7 +117,7 @@ def whole_run(
     history: History,
     rule: str,
     layers: str | tuple[str, ...],
-    evidence: dict[str, float | str],
+    evidence: Evidence,
     cause: str,
     cure: str,
     alternatives: tuple[str, ...] = (),

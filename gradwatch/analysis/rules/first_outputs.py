@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from gradwatch.analysis.rules.finding import Finding, either, whole_run
+from gradwatch.analysis.rules.finding import Evidence, Finding, either, whole_run
 from gradwatch.analysis.rules.inputs import FAR, first_odds
 from gradwatch.analysis.rules.layer_facts import (
     bias_columns,
@@ -244,7 +244,7 @@ def _of_tables(history: History) -> bool:
 def initial_finding(
     history: History,
     layers: tuple[str, ...],
-    evidence: dict[str, float | str],
+    evidence: Evidence,
     cause: str,
     cure: str,
     alternatives: tuple[str, ...] = (),

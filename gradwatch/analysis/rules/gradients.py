@@ -15,7 +15,7 @@ from gradwatch.analysis.rules.came_apart import improved, leapt, loss_jump, ran_
 from gradwatch.analysis.rules.depth import profile
 from gradwatch.analysis.rules.facts import GUARD, LEAST_STEPS, USUAL_RATIO, clips, is_adaptive, middle, optimizer_kind
 from gradwatch.analysis.rules.far_beginning import begins_far, begins_small
-from gradwatch.analysis.rules.finding import Finding, Why, either
+from gradwatch.analysis.rules.finding import Evidence, Finding, Why, either
 from gradwatch.analysis.rules.layer_facts import largest_ratio, matrices, pick
 from gradwatch.analysis.rules.losses import (
     first_quarter,
@@ -112,7 +112,7 @@ def _begins_out_of_scale(history: History, large: float = 1e4) -> bool:
     return norm > large and bool(began) and max(began) > large and _along(history, 0)[0] == "time"
 
 
-def _explosion(history: History, row: int, evidence: dict[str, float | str]) -> Finding:
+def _explosion(history: History, row: int, evidence: Evidence) -> Finding:
     batch = odd_batch(history)
     if batch is not None and abs(row - batch) <= LEAST_STEPS / 2:
         row = min(batch + 1, len(history) - 1)  # what came apart did so after it
@@ -200,7 +200,7 @@ def _over_steps(history: History, row: int, large: float = 1e4) -> Why:
 _TOO_LARGE = "The steps are larger than the loss surface allows"
 
 
-def _along(history: History, row: int, most: float = 0.75) -> tuple[str, tuple[str, ...], dict[str, float | str]]:
+def _along(history: History, row: int, most: float = 0.75) -> tuple[str, tuple[str, ...], Evidence]:
     """How the gradient grows up to a row: the word, the layers that carry it, and the numbers.
 
     Along time where the recurrent weights have `most` of its square in most of the steps that set a new high, or in the

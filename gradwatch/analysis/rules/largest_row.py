@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gradwatch.analysis.clips import loop_coef
+from gradwatch.analysis.rules.finding import Evidence
 from gradwatch.formatting import percent, setting_text
 from gradwatch.history import SEEN, History
 
@@ -35,7 +36,7 @@ class LargestRow(NamedTuple):
         )
 
     @property
-    def evidence(self) -> dict[str, float | str]:
+    def evidence(self) -> Evidence:
         """Its numbers."""
         return {"row": self.number, "row_share": self.share, "others_kept": self.others_kept}
 

@@ -23,7 +23,7 @@ from gradwatch.analysis.rules.facts import (
     steps_by_rate,
 )
 from gradwatch.analysis.rules.far_beginning import begins_far, of_a_sum
-from gradwatch.analysis.rules.finding import Finding, Severity, Why, either
+from gradwatch.analysis.rules.finding import Evidence, Finding, Severity, Why, either
 from gradwatch.analysis.rules.layer_facts import largest_ratio
 from gradwatch.analysis.rules.long_steps_effects import (
     BY_THEN,
@@ -105,7 +105,7 @@ def lr_too_high(history: History, jump: float = 0.35, sigmas: float = 6.0, width
                 severity = "error"
             if severity == "note" and not shifted and (away := away or _of(history, turned(history) or shut(history))):
                 return away
-            numbers: dict[str, float | str] = {"metric": name, **evidence, "end": end}
+            numbers: Evidence = {"metric": name, **evidence, "end": end}
             end_row = len(history) - 1 if severity == "error" else int(rows[last])
             begin_row = 0 if betas_turned(history) else int(rows[first]) if rise is None else rise  # 0: from the start
             return [_too_high(history, severity, begin_row, end_row, numbers, shifted, unclear=unclear)]
@@ -206,7 +206,7 @@ def _too_high(
     severity: Severity,
     row: int,
     last: int,
-    evidence: dict[str, float | str],
+    evidence: Evidence,
     shifted: bool,
     why: str = "",
     unclear: bool = False,

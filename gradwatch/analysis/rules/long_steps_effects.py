@@ -15,7 +15,7 @@ from gradwatch.analysis.final_values import quarters
 from gradwatch.analysis.rules.attention import has_attention
 from gradwatch.analysis.rules.facts import middle, optimizer_kind, rates, settings, steps_by_rate
 from gradwatch.analysis.rules.far_beginning import begins_small
-from gradwatch.analysis.rules.finding import Severity
+from gradwatch.analysis.rules.finding import Evidence, Severity
 from gradwatch.analysis.rules.layer_facts import directness, initial_gains, measured
 from gradwatch.analysis.rules.losses import odd_batch, scaled_losses
 from gradwatch.analysis.rules.progress import (
@@ -40,7 +40,7 @@ class Effect(NamedTuple):
 
     severity: Severity
     row: int
-    evidence: dict[str, float | str]
+    evidence: Evidence
     why: str
     cure: str = ""
 
@@ -94,7 +94,7 @@ def ran_away(
     batch = odd_batch(history)
     if batch is not None and begin <= batch <= history.layer_rows[at[min(row + 1, len(at) - 1)]]:
         begin = min(batch + 1, end)
-    evidence: dict[str, float | str] = {"growth": times, "within_steps": int(after[after <= BY_THEN].max())}
+    evidence: Evidence = {"growth": times, "within_steps": int(after[after <= BY_THEN].max())}
     why = f"The first steps were far too long: most weights grew to {times:.3g} times their size in them."
     if first > own:
         why, evidence["update_ratio"] = _changed_by(first), first
@@ -192,7 +192,7 @@ def outgrew(history: History, times: float = 5.0, left: float = 0.4, direct: flo
     p = losses[0]
     why = f"The steps are too long for what is learnt: most weights grew to {grown[-1]:.3g} times their size, and "
     why += f"{p.metric} still is {p.ended:.4g} of the {p.first:.4g} that it began with."
-    evidence: dict[str, float | str] = {"growth": float(grown[-1]), "metric": p.metric, "left": p.ended / p.first}
+    evidence: Evidence = {"growth": float(grown[-1]), "metric": p.metric, "left": p.ended / p.first}
     return Effect("warning", int(history.layer_rows[at[row]]), evidence, why)
 
 
@@ -225,7 +225,7 @@ def overwritten(history: History, apart: float = 4.0) -> Effect | None:
         return None
     group = given.index(min(given))
     why = f"Param group {group} was given the rate {min(given):g} and is stepped with {every.max():.3g}, as all others "
-    evidence: dict[str, float | str] = {"group": group, "given": min(given), "lr": float(every.max())}
+    evidence: Evidence = {"group": group, "given": min(given), "lr": float(every.max())}
     why += 'are: something writes one rate to all groups (group["lr"] = ...).'
     cure = "Multiply each group's own rate by what the schedule says, as torch's schedulers do: "
     return Effect("warning", 0, evidence, why, f'{cure}group["lr"] = group["initial_lr"] * factor.')
@@ -248,7 +248,7 @@ def died_at_once(history: History, own: float = 0.2, left: float = 1e-3, soon: i
         return None
     since = int(history.step[known[soon]])
     why = f"{_changed_by(first)} Since step {since} the gradient is at most {rest:.1e} of the first: what the model "
-    evidence: dict[str, float | str] = {"update_ratio": first, "gradient_left": rest}
+    evidence: Evidence = {"update_ratio": first, "gradient_left": rest}
     return Effect("warning", 0, evidence, f"{why}chose by then it never leaves again.")
 
 
@@ -274,7 +274,7 @@ def unsettled(history: History, high: float = 3e-3, own: float = 0.1, least: int
         return None
     why = f"The rate is {rate:.3g} and the model has attention, which {optimizer_kind(history)} trains at a few times "
     why += f"1e-3 at most, after a warm-up: {p.metric} stands at {p.ended:.4g} since the first quarter of the run."
-    evidence: dict[str, float | str] = {"metric": p.metric, "end": p.ended, "update_ratio": first}
+    evidence: Evidence = {"metric": p.metric, "end": p.ended, "update_ratio": first}
     return Effect("warning", 0, evidence, why)
 
 
@@ -307,7 +307,7 @@ def shut(history: History, own: float = 0.25, left: float = 0.2) -> Effect | Non
             why = f"The first steps were too long for what is inside: {percent(seen.soon)} {INSIDE[kind]} at "
             why += f"`{seen.layer}` by step {seen.soon_step}, {percent(seen.first)} at first, and {percent(seen.last)} "
             why += "in the end. Hardly any gradient comes back through them."
-            evidence: dict[str, float | str] = {"update_ratio": first_ratio(history), "layer": seen.layer}
+            evidence: Evidence = {"update_ratio": first_ratio(history), "layer": seen.layer}
             evidence |= {f"{kind}_at_first": seen.first, kind: seen.last}
             return Effect("warning", 0, evidence, why)
     return None

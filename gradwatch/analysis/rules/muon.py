@@ -9,7 +9,7 @@ import numpy as np
 
 from gradwatch.analysis.clips import clips_itself, loop_changed, loop_rate, of_all_layers
 from gradwatch.analysis.rules.facts import clips, is_adaptive, middle
-from gradwatch.analysis.rules.finding import Finding, Severity
+from gradwatch.analysis.rules.finding import Evidence, Finding, Severity
 from gradwatch.analysis.rules.guard import USUAL, limit_of
 from gradwatch.analysis.rules.layer_facts import pick, present
 from gradwatch.analysis.rules.owners import of_muon, owners
@@ -42,7 +42,7 @@ def clip_over_muon(history: History, often: float = 0.5, min_steps: int = 100) -
         return []
     others = trained & ~muon
     share = float(np.median(rate[hit]))
-    evidence: dict[str, float | str] = {"clip": text, "clip_rate": share, "layers": int(hit.sum())}
+    evidence: Evidence = {"clip": text, "clip_rate": share, "layers": int(hit.sum())}
     cause = (
         f"{text} changed {percent(share)} of the gradients of matrices that Muon steps, and made no step of theirs "
         "shorter: Muon orthogonalises its momentum, and a momentum a tenth as large gives the same step. The clip only "
@@ -86,14 +86,14 @@ def _is_joint(history: History) -> bool:
     return any(isinstance(p, _JOINT) for p in every) or clips_itself(history)
 
 
-def _beside(history: History, muon: Bools, others: Bools) -> tuple[dict[str, float | str], str, str]:
+def _beside(history: History, muon: Bools, others: Bools) -> tuple[Evidence, str, str]:
     """Evidence, cause and cure of the layers that are clipped with Muon's, by a norm which theirs is a part of."""
     norms = history.layer("grad_norm")
     ours, theirs = (np.sqrt((norms[:, which].astype(np.float64) ** 2).sum(axis=1)) for which in (muon, others))
     part = middle(ours**2 / (ours**2 + theirs**2))
     kinds = dict.fromkeys(kind for (kind, _), other in zip(owners(history), others, strict=True) if other)
     measured = {"muon_norm": middle(ours), "others_norm": middle(theirs), "muon_share": part}
-    evidence: dict[str, float | str] = {name: value for name, value in measured.items() if np.isfinite(value)}
+    evidence: Evidence = {name: value for name, value in measured.items() if np.isfinite(value)}
     cause = f"Of the square of the joint norm that the threshold is compared with {percent(part)} is that of Muon's "
     cause += f"matrices; the other layers are scaled with them, and stepped by {' and '.join(kinds)}"
     cause += ", which takes the scale out of the gradients as well." if is_adaptive(history) else "."

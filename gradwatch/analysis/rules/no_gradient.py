@@ -9,7 +9,7 @@ import re
 
 import numpy as np
 
-from gradwatch.analysis.rules.finding import Finding, either, whole_run
+from gradwatch.analysis.rules.finding import Evidence, Finding, either, whole_run
 from gradwatch.analysis.rules.layer_facts import beside_bias, matrices, numel, pick, present, shapes_of
 from gradwatch.analysis.rules.loss_graph import paths
 from gradwatch.analysis.rules.progress import can_be_judged, progress, succeeds
@@ -93,13 +93,12 @@ def _made_on_the_way(history: History, least: int = 2) -> list[Finding]:
     if len(gone) < least:
         return []
     number = float(np.median(gone))
-    sizes: dict[str, float | str] = {"parameters": number, "missing": "the parameters"}
     return [
         whole_run(
             history,
             "no-gradient",
             "",
-            sizes,
+            {"parameters": number, "missing": "the parameters"},
             f"{number:.0f} parameters on the way from the weights to the loss are others in each step: a layer is made "
             "anew in each call, drawn at random, and no optimizer ever holds it.",
             "Make the layer in __init__, keep it as self.name, and build the optimizer after that.",
@@ -120,13 +119,12 @@ def _at_rest(history: History, large: float = 0.2, min_steps: int = 100, running
     known = [p for p in known if p.is_loss] or known  # an accuracy doubles soon that begins at chance
     if not drawn > max(frozen / 2, trained) or not known or any(p.is_large(large) for p in known):
         return []
-    sizes: dict[str, float | str] = {"frozen": frozen, "as_drawn": drawn, "trained": trained, "missing": "training"}
     return [
         whole_run(
             history,
             "no-gradient",
             "",
-            sizes,
+            {"frozen": frozen, "as_drawn": drawn, "trained": trained, "missing": "training"},
             f"{frozen:,.0f} of the model's weights are frozen, beside {trained:,.0f} that are trained, and most are as "
             "large as weights are drawn at first: nothing has trained them.",
             "Load what they were trained to before they are frozen, or leave them out of the freezing "
@@ -192,7 +190,7 @@ def wiped(history: History, least: int = 3) -> bool:
 
 
 def _gone(history: History) -> list[Finding]:
-    evidence: dict[str, float | str] = {"layers": len(history.layers), "missing": "every gradient"}
+    evidence: Evidence = {"layers": len(history.layers), "missing": "every gradient"}
     cause = f"Backward leaves gradients, and none is there when the optimizer steps: {ZEROED}."
     cure = "The order is optimizer.zero_grad(), loss.backward(), optimizer.step(): nothing between the last two sets "
     cure += "gradients to zero or takes them away."
@@ -202,7 +200,7 @@ def _gone(history: History) -> list[Finding]:
 def _nowhere(history: History) -> list[Finding]:
     """No gradient anywhere: those of another model's tensors, if most layers are in no module, else what cut it off."""
     stray = [name for name in history.layers if _STRAY.search(name)]
-    evidence: dict[str, float | str] = {"layers": len(history.layers), "missing": "every gradient"}
+    evidence: Evidence = {"layers": len(history.layers), "missing": "every gradient"}
     if 2 * len(stray) > len(history.layers):
         evidence["not_in_model"] = len(stray)
         cause = f"The optimizer holds {len(stray)} tensors that the model does not: no gradient ever reaches them."

@@ -22,7 +22,7 @@ from gradwatch.analysis.rules.facts import (
     set_rate,
     to_usual,
 )
-from gradwatch.analysis.rules.finding import Finding, Why, either
+from gradwatch.analysis.rules.finding import Evidence, Finding, Why, either
 from gradwatch.analysis.rules.layer_facts import directness, largest_ratio, matrices, measured
 from gradwatch.analysis.rules.long_steps import lr_too_high
 from gradwatch.analysis.rules.loss_terms import outweighed
@@ -266,7 +266,7 @@ def _why(history: History, shown: Progress) -> Why:
     if not len(at) or not wide.any():
         return left_open(history)
     moves = largest_ratio(history)
-    numbers: dict[str, float | str] = {"update_ratio": moves, "usual": USUAL_RATIO[kind]}
+    numbers: Evidence = {"update_ratio": moves, "usual": USUAL_RATIO[kind]}
     if moves < USUAL_RATIO[kind] / 30:
         begins_at = initial_sum(history)
         rate = set_rate(history)

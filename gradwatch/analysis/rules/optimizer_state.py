@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch.analysis.rules.facts import is_adaptive, middle, optimizer_kind, settings
-from gradwatch.analysis.rules.finding import Finding, Severity
+from gradwatch.analysis.rules.finding import Evidence, Finding, Severity
 from gradwatch.analysis.rules.progress import progress
 from gradwatch.history import History
 
@@ -36,7 +36,7 @@ def optimizer_state_lost(history: History, width: int = 10, sigmas: float = 4.0)
     severity: Severity = "warning" if resumed or errors > sigmas or empty else "note"
     steps = [int(step) for step in history.step[rows]]
     shown = ", ".join(map(str, steps[:4])) + (" and so on" if len(steps) > 4 else "")
-    evidence: dict[str, float | str] = {"times": len(rows), "resumed": len(resumed)}
+    evidence: Evidence = {"times": len(rows), "resumed": len(resumed)}
     if np.isfinite(errors):
         evidence["loss_rose_by_errors"] = errors
     said = f"{optimizer_kind(history)} had no state at {'step' if len(rows) == 1 else 'steps'} {shown}, although it "

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gradwatch.analysis.rules.activation_facts import birthplace
+from gradwatch.analysis.rules.finding import Evidence
 from gradwatch.analysis.rules.largest_row import nonfinite_row
 from gradwatch.history import Bools, History
 
@@ -16,7 +17,7 @@ class Origin(NamedTuple):
 
     said: str
     cure: str
-    evidence: dict[str, float | str]
+    evidence: Evidence
 
 
 def origin(history: History, first: int, last: int, bad: Bools, layer: str) -> Origin:
@@ -27,7 +28,7 @@ def origin(history: History, first: int, last: int, bad: Bools, layer: str) -> O
     modules, step = history.activations.with_values("rms").layers, int(history.step[first])
     born = birthplace(history.activations, int(history.step[last]))
     said, cure = "", ""
-    evidence: dict[str, float | str] = {}
+    evidence: Evidence = {}
     row = nonfinite_row(history, first, layer) if layer else None
     if row is not None:
         evidence["row"] = row

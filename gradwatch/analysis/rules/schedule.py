@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from gradwatch.analysis.rules.facts import rates, settings
-from gradwatch.analysis.rules.finding import Why
+from gradwatch.analysis.rules.finding import Evidence, Why
 from gradwatch.analysis.rules.tries import rate_times
 from gradwatch.formatting import setting_text
 from gradwatch.history import Bools, Floats, History
@@ -52,7 +52,7 @@ def ran_out(
             cure = "Look at what cuts it. ReduceLROnPlateau(mode='max') counts a loss that falls as one that does not "
             cure += "get better: mode='min'. Its patience, and the steps of StepLR and MultiStepLR, count calls of "
             cure += "scheduler.step(): call it once an epoch, or make them as many times larger."
-        numbers: dict[str, float | str] = {"lr": float(highest[0]), "lr_gone_at": step}
+        numbers: Evidence = {"lr": float(highest[0]), "lr_gone_at": step}
         return Why(said, f"{cure} A higher rate would only decay to nothing as well.", numbers)
     rates_set = [group.get("lr") for group in settings(history)]
     said_of = [float(lr) for lr in rates_set if isinstance(lr, int | float)]
@@ -90,7 +90,7 @@ def _falls(rate: Floats, share: float = 0.1) -> list[int]:
 def _never_there(rate: Floats, wanted: float) -> Why:
     """What a rate that stayed below a tenth of what was `wanted` did: it rises too slowly, or began there."""
     first, highest = float(rate[0]), float(np.nanmax(rate))
-    numbers: dict[str, float | str] = {"lr": highest, "lr_set": wanted}
+    numbers: Evidence = {"lr": highest, "lr_set": wanted}
     back = (np.diff(rate) < 0) & (rate[1:] < 1.5 * first)
     if back.sum() >= 3:
         return Why(

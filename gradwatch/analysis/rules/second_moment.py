@@ -9,7 +9,7 @@ import numpy as np
 
 from gradwatch.analysis.clips import incoming
 from gradwatch.analysis.rules.facts import USUAL_RATIO, middle, rates, settings
-from gradwatch.analysis.rules.finding import Finding, Severity
+from gradwatch.analysis.rules.finding import Evidence, Finding, Severity
 from gradwatch.analysis.rules.layer_facts import matrices, measured, pick
 from gradwatch.analysis.rules.losses import has_rivals, training_losses
 from gradwatch.analysis.rules.progress import succeeds
@@ -45,7 +45,7 @@ def stale_second_moment(
         return []
     at, layer = np.unravel_index(int(np.argmax(np.where(hit, rms, 0.0))), hit.shape)
     seen = np.flatnonzero(hit.any(axis=1))
-    evidence: dict[str, float | str] = {
+    evidence: Evidence = {
         "adam_rms": float(rms[at, layer]), "step": int(step[at]), "layer": history.layers[layer],
         "update_over_usual": float(times[at, layer]), "steps": len(seen),
     }  # fmt: skip

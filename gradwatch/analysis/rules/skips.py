@@ -10,7 +10,7 @@ import numpy as np
 from gradwatch.analysis.clips import incoming
 from gradwatch.analysis.final_values import nonfinite_rows
 from gradwatch.analysis.rules.facts import GUARD, middle
-from gradwatch.analysis.rules.finding import Finding, whole_run
+from gradwatch.analysis.rules.finding import Evidence, Finding, whole_run
 from gradwatch.analysis.rules.layer_facts import pick
 from gradwatch.analysis.rules.losses import has_rivals
 from gradwatch.analysis.rules.sampled_losses import are_left_out, dropped_passes
@@ -40,7 +40,7 @@ def skips_often(history: History, share: float = 0.1, few: int = 10, in_a_row: i
     mostly_lost = 2 * lost >= count
     named = " or ".join(repr(p) for p in policies if mostly_lost or not isinstance(p, SkipNonfinite))
     norms = incoming(history)
-    evidence: dict[str, float | str] = {
+    evidence: Evidence = {
         "policy": named, "steps": count, "share": count / len(history), "in_a_row": longest, "nonfinite": lost,
     }  # fmt: skip
     usual, left_out = middle(norms[~skipped]), middle(norms[skipped & ~bad])

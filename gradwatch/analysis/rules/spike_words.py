@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from gradwatch.analysis.rules.facts import GUARD, is_adaptive, optimizer_kind
-from gradwatch.analysis.rules.finding import either
+from gradwatch.analysis.rules.finding import Evidence, either
 from gradwatch.analysis.rules.largest_row import LargestRow
 from gradwatch.analysis.rules.tries import A_THIRD, OWN_PAST, clip_with
 from gradwatch.history import History
@@ -20,9 +20,7 @@ OF_LASTING = ("that batch is odd", "other data, or another loss, came with it")
 OF_SPIKES = ("the batches of these steps are odd", "the learning rate is too high")
 
 
-def cause_of(
-    history: History, evidence: dict[str, float | str], batch: int | None, spikes: int, causes: tuple[str, ...]
-) -> str:
+def cause_of(history: History, evidence: Evidence, batch: int | None, spikes: int, causes: tuple[str, ...]) -> str:
     """The words of so many `spikes` of the norm, or of the loss alone where there are none; `batch` is an odd one."""
     step, times = evidence["largest_step"], float(evidence["times_usual"])
     many = f"{evidence['spikes']} steps stand out" if evidence["spikes"] != 1 else "1 step stands out"

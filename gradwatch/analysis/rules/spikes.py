@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from gradwatch.analysis.clips import incoming
 from gradwatch.analysis.rules.facts import middle, trailing
-from gradwatch.analysis.rules.finding import Finding, Severity
+from gradwatch.analysis.rules.finding import Evidence, Finding, Severity
 from gradwatch.analysis.rules.largest_row import largest_row
 from gradwatch.analysis.rules.layer_facts import pick
 from gradwatch.analysis.rules.losses import EARLIEST, has_rivals, odd_batch, scaled_losses, training_losses
@@ -117,7 +117,7 @@ def spike(
     ]
 
 
-def _numbers(history: History, seen: _Seen, rows: Rows, worst: int, caught: Bools) -> dict[str, float | str]:
+def _numbers(history: History, seen: _Seen, rows: Rows, worst: int, caught: Bools) -> Evidence:
     return {
         "spikes": len(rows),
         "times_usual": float(seen.times[worst]) if np.isfinite(seen.times[worst]) else 1.0,
@@ -128,7 +128,7 @@ def _numbers(history: History, seen: _Seen, rows: Rows, worst: int, caught: Bool
     }
 
 
-def _rose_before(norm: Floats, row: int, times: float = 3.0) -> dict[str, float | str]:
+def _rose_before(norm: Floats, row: int, times: float = 3.0) -> Evidence:
     """How many times the usual norm that of the step before this row already was, from so many `times` on."""
     before = norm[max(0, row - 17) : row]
     rose = float(before[-1] / np.median(before[:-1])) if len(before) > 4 and (before[:-1] > 0).all() else 0.0

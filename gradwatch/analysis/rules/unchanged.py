@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch.analysis.rules.facts import USUAL_RATIO, is_adaptive, rates, settings
-from gradwatch.analysis.rules.finding import Finding, Severity, either
+from gradwatch.analysis.rules.finding import Evidence, Finding, Severity, either
 from gradwatch.analysis.rules.layer_facts import directness, largest_ratio, matrices, measured, numel, pick
 from gradwatch.analysis.rules.owners import rate_columns, written_before
 from gradwatch.analysis.rules.progress import all_learnt
@@ -52,7 +52,7 @@ def _all_dropped(history: History, least: int) -> list[Finding]:
     scale = history.total("loss_scale")[start:]
     by_scaler = bool(np.isfinite(scale).all())
     lost = float(np.nanmean(history.total("nonfinite")[start:] > 0))
-    evidence: dict[str, float | str] = {"skipped_steps": int(skipped[start:].sum()), "nonfinite_share": lost}
+    evidence: Evidence = {"skipped_steps": int(skipped[start:].sum()), "nonfinite_share": lost}
     if by_scaler:
         evidence["loss_scale"] = float(scale[-1])
         cause = f"The GradScaler drops every step: gradients overflow even at a loss scale of {scale[-1]:g}."
@@ -160,7 +160,7 @@ def _explained(
     coef = history.layer("clip_coef")[start:][:, still]
     columns = {column for column, stands in zip(rate_columns(history), still, strict=True) if stands}
     rate = float(np.nanmedian(groups[:, [column or 0 for column in columns]]))
-    evidence: dict[str, float | str] = {"layers": int(still.sum()), "of": len(still), "lr": rate}
+    evidence: Evidence = {"layers": int(still.sum()), "of": len(still), "lr": rate}
     weights = matrices(history) if matrices(history).any() else np.ones(len(still), bool)
     everything = bool(still[weights].all())
     severity: Severity = "error" if everything else "warning"
@@ -239,7 +239,7 @@ def _finding(
     severity: Severity,
     layers: tuple[str, ...],
     row: int,
-    evidence: dict[str, float | str],
+    evidence: Evidence,
     cause: str,
     cure: str,
     alternatives: tuple[str, ...] = (),

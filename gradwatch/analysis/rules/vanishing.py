@@ -12,7 +12,7 @@ from gradwatch.analysis.final_values import lost_since
 from gradwatch.analysis.rules.depth import line, log10, profile
 from gradwatch.analysis.rules.facts import is_adaptive, middle, optimizer_kind, typical
 from gradwatch.analysis.rules.fading import fades, lost_in_time
-from gradwatch.analysis.rules.finding import Finding, Severity, whole_run
+from gradwatch.analysis.rules.finding import Evidence, Finding, Severity, whole_run
 from gradwatch.analysis.rules.inputs import inputs_of
 from gradwatch.analysis.rules.layer_facts import beside_bias, matrices, numel, pick
 from gradwatch.analysis.rules.loss_graph import given_data
@@ -209,7 +209,7 @@ def _left_of_inputs(history: History, nothing: float = 1e-3, early: int = 5, lea
     why = why_vanishing(history)
     cause = f"What comes into `{last}` is of the order of {middle(size[:early]):.1g}: what is given to the first layer "
     cause += "is lost on its way forward, and as little of the gradient comes back. "
-    evidence: dict[str, float | str] = {"last_input_rms": middle(size[:early]), **why.evidence}
+    evidence: Evidence = {"last_input_rms": middle(size[:early]), **why.evidence}
     layers = tuple(history.layers[i] for i in which[:-1])
     return whole_run(history, "vanishing", layers, evidence, cause + why.cause, _in_order(history), why.alternatives)
 

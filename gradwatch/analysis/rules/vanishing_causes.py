@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from gradwatch.analysis.rules.activation_facts import at_the_ends, in_forward_order
-from gradwatch.analysis.rules.finding import Why, either
+from gradwatch.analysis.rules.finding import Evidence, Why, either
 from gradwatch.analysis.rules.layer_facts import initial_gains, matrices, measured, shapes_of
 from gradwatch.formatting import percent, quantity_text
 from gradwatch.history import Floats, History
@@ -24,7 +24,7 @@ SLOPE += "not make up for it"
 def why_vanishing(history: History) -> Why:
     """The causes that the record leaves open, with what the activations show of them."""
     causes, shown = _causes(history), ""
-    evidence: dict[str, float | str] = {}
+    evidence: Evidence = {}
     share, (names, rms) = at_the_ends(history), forward_rms(history)
     if np.isfinite(share):
         evidence["saturated"] = share
