@@ -85,22 +85,17 @@ def dead_layer(
     lone = start and 10 * dead.sum() <= len(dead) and is_hardly_missed(history, dead, np.ones_like(dead))
     why = why_dead(history, dead, start, idle, apart)
     return [
-        Finding(
-            rule=_called(why, apart),
-            severity="error" if dying_network else "note" if why is IDLE or lone else "warning",
-            layers=pick(history, dead),
-            first_step=int(history.layer_step[first]),
-            last_step=int(history.step[-1]),
-            evidence={
+        why.finding(
+            history,
+            _called(why, apart),
+            pick(history, dead),
+            {
                 "layers": int(dead.sum()),
                 "of": len(dead),
                 "since": "the start" if start else f"step {int(history.layer_step[first])}",
-                **why.evidence,
             },
-            cause=why.cause,
-            cure=why.cure,
-            tries=why.tries,
-            alternatives=why.alternatives,
+            "error" if dying_network else "note" if why is IDLE or lone else "warning",
+            int(history.layer_step[first]),
         )
     ]
 

@@ -112,6 +112,23 @@ class Why(NamedTuple):
     tries: tuple[str, ...] = ()
     alternatives: tuple[str, ...] = ()
 
+    def finding(
+        self,
+        history: History,
+        rule: str,
+        layers: tuple[str, ...],
+        evidence: Evidence,
+        severity: Severity = "warning",
+        first: int | None = None,
+    ) -> Finding:
+        """The finding of this, from the step `first` (None: the first) to the last; its numbers follow `evidence`."""
+        steps = int(history.step[0]) if first is None else first, int(history.step[-1])
+        words = self.cause, self.cure
+        return Finding(
+            rule, severity, layers, *steps, {**evidence, **self.evidence}, *words,
+            tries=self.tries, alternatives=self.alternatives,
+        )  # fmt: skip
+
 
 def whole_run(
     history: History,

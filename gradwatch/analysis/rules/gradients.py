@@ -119,18 +119,8 @@ def _explosion(history: History, row: int, evidence: Evidence) -> Finding:
     along, layers, how = _along(history, row)
     why = _over_steps(history, row) if along == "steps" else _along_the_way(history, along)
     held = f" {history.run.clip} did not hold it." if clips(history) else ""
-    return Finding(
-        rule="exploding",
-        severity="error",
-        layers=layers,
-        first_step=int(history.step[row]),
-        last_step=int(history.step[-1]),
-        evidence={"along": along, **how, **evidence, **why.evidence},
-        cause=why.cause,
-        cure=why.cure + held,
-        tries=why.tries,
-        alternatives=why.alternatives,
-    )
+    why, first = why._replace(cure=why.cure + held), int(history.step[row])
+    return why.finding(history, "exploding", layers, {"along": along, **how, **evidence}, "error", first)
 
 
 def _along_the_way(history: History, along: str) -> Why:

@@ -61,17 +61,9 @@ def negative_loss(
         if why is None:
             continue
         last = last_matrix(history)
-        return [
-            whole_run(
-                history,
-                "negative-loss",
-                (last.name,) if last is not None else (),
-                {"metric": name, "first": float(np.median(values[:3])), "last": float(np.median(values[-3:]))},
-                why.cause,
-                why.cure,
-                why.alternatives,
-            )
-        ]
+        layers = (last.name,) if last is not None else ()
+        ends = {"first": float(np.median(values[:3])), "last": float(np.median(values[-3:]))}
+        return [why.finding(history, "negative-loss", layers, {"metric": name, **ends})]
     return []
 
 

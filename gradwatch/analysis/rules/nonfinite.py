@@ -97,7 +97,7 @@ def nonfinite(
                 **({"last_nonfinite": last, "next_finite": following} if last else {}),
                 **seen.evidence,
             },
-            cause=cause + seen.said,
+            cause=cause + seen.cause,
             cure=cure,
             tries=(LOWER, warm_up(history)) if after == "growth" else (),
             alternatives=OF_AN_UNKNOWN_LOSS if is_open else (),

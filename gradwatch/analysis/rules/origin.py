@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from gradwatch.analysis.rules.activation_facts import birthplace
-from gradwatch.analysis.rules.finding import Evidence
+from gradwatch.analysis.rules.finding import Evidence, Why
 from gradwatch.analysis.rules.largest_row import nonfinite_row
 from gradwatch.history import Bools, History
 
 
-class Origin(NamedTuple):
-    """What is known of the forward pass and the weights: a sentence, the advice that follows, the evidence."""
+def origin(history: History, first: int, last: int, bad: Bools, layer: str) -> Why:
+    """What is known of the forward pass and the weights: a sentence, the advice that follows, the evidence.
 
-    said: str
-    cure: str
-    evidence: Evidence
-
-
-def origin(history: History, first: int, last: int, bad: Bools, layer: str) -> Origin:
-    """Of the row of the first step that was not finite, of the layers that were `bad` in it, `[L]`, and the last of
+    Of the row of the first step that was not finite, of the layers that were `bad` in it, `[L]`, and the last of
     these that is looked at, `layer`; and until the row `last`, as steps that are skipped leave the weights as they
     were, so that a later sample shows as well where it is born.
     """
@@ -47,7 +39,7 @@ def origin(history: History, first: int, last: int, bad: Bools, layer: str) -> O
         evidence["weights"] = ruined
         said += f" The weights of {ruined} are not finite themselves."
         cure = f"Go back to a checkpoint in which {ruined} is finite: no step that is skipped makes it so again."
-    return Origin(said, cure, evidence)
+    return Why(said, cure, evidence)
 
 
 def _ruined(history: History, bad: Bools, upto: int) -> str:

@@ -120,15 +120,8 @@ def _classes(history: History, values: Floats, uniform: float, near: float) -> i
 
 def _finding(rule: str, history: History, metric: str, values: Floats, why: Why) -> Finding:
     last = last_matrix(history)
-    return whole_run(
-        history,
-        rule,
-        (last.name,) if last is not None else (),
-        {"metric": metric, "lowest": float(values.min()), **why.evidence},
-        why.cause,
-        why.cure,
-        why.alternatives,
-    )
+    layers = (last.name,) if last is not None else ()
+    return why.finding(history, rule, layers, {"metric": metric, "lowest": float(values.min())})
 
 
 def _over_the_batch(history: History, values: Floats, tight: float, no_gradient: float = 1e-4) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 from gradwatch.analysis.clips import incoming
 from gradwatch.analysis.final_values import quarters
 from gradwatch.analysis.rules.facts import middle
-from gradwatch.analysis.rules.finding import Evidence, Finding, Severity, Why, either, whole_run
+from gradwatch.analysis.rules.finding import Evidence, Finding, Severity, Why, either
 from gradwatch.analysis.rules.layer_facts import ends_in
 from gradwatch.analysis.rules.loss_graph import paths, wants_its_sigmoid
 from gradwatch.analysis.rules.progress import Progress, can_be_judged, progress, reaches_its_goal, succeeds
@@ -24,21 +24,8 @@ from gradwatch.history import History
 def finding_of(history: History, shown: Progress, why: Why, severity: Severity = "warning") -> list[Finding]:
     """The finding of a loss or metric that went so, for the cause that the record shows."""
     began = shown.first if shown.is_real() else shown.began  # as `Progress.in_words` has it
-    evidence: Evidence = {"metric": shown.metric, "began": began, "ended": shown.ended,
-                                        "noise": shown.error}  # fmt: skip
-    return [
-        whole_run(
-            history,
-            "no-progress",
-            (),
-            evidence | why.evidence,
-            why.cause,
-            why.cure,
-            why.alternatives,
-            severity=severity,
-            tries=why.tries,
-        )
-    ]
+    evidence: Evidence = {"metric": shown.metric, "began": began, "ended": shown.ended, "noise": shown.error}
+    return [why.finding(history, "no-progress", (), evidence, severity)]
 
 
 def rests(

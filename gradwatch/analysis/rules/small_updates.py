@@ -151,23 +151,17 @@ def update_too_small(
     found = typical if too_slow else found
     why = scheduled or (_FAR if far else None) or _of_small_steps(history, found, rate)
     return [
-        Finding(
+        why.finding(
+            history,
             "schedule-too-short" if "lr_gone_at" in why.evidence else "update-too-small",
-            "warning",
             (),
-            int(history.step[rows[0]]),
-            int(history.step[-1]),
             {
                 "update_ratio": found,
                 **({"limit": limit} if found < limit else {}),
                 "usual": USUAL_RATIO[kind],
                 "lr": rate,
-                **why.evidence,
             },
-            why.cause,
-            why.cure,
-            tries=why.tries,
-            alternatives=why.alternatives,
+            first=int(history.step[rows[0]]),
         )
     ]
 

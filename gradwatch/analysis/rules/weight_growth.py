@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from gradwatch.analysis.rules.facts import own_optimizers, set_rate, settings
-from gradwatch.analysis.rules.finding import Finding, Why, either
+from gradwatch.analysis.rules.finding import Evidence, Finding, Severity, Why, either
 from gradwatch.analysis.rules.layer_facts import initial_gains, matrices, measured, pick, root_mean_square, shapes_of
 from gradwatch.analysis.rules.once import once
 from gradwatch.analysis.rules.owners import written_before
@@ -125,19 +125,11 @@ def weights_shrink(
     row = 0 if decays else int((norm[:, which] < 0.9 * begin[which]).any(axis=1).argmax())
     least = float(np.nanmin(left[which]))
     why = _shrinking(history, decay)
-    return [
-        Finding(
-            "weights-shrink",
-            "note" if decays and succeeds(history, well) else "warning",
-            pick(history, which),
-            int(history.layer_step[at[row]]),
-            int(history.step[-1]),
-            {"left": least, "weight_decay": decay, "lr": set_rate(history), **why.evidence},
-            f"These weights fade away: {percent(least)} of their first norm is left. {why.cause}",
-            why.cure,
-            alternatives=why.alternatives,
-        )
-    ]
+    why = why._replace(cause=f"These weights fade away: {percent(least)} of their first norm is left. {why.cause}")
+    evidence: Evidence = {"left": least, "weight_decay": decay, "lr": set_rate(history)}
+    severity: Severity = "note" if decays and succeeds(history, well) else "warning"
+    since = int(history.layer_step[at[row]])
+    return [why.finding(history, "weights-shrink", pick(history, which), evidence, severity, since)]
 
 
 def _shrinking(history: History, decay: float) -> Why:
