@@ -15,7 +15,7 @@ from gradwatch.analysis.rules.finding import Finding
 from gradwatch.analysis.rules.layer_facts import numel, pick
 from gradwatch.analysis.rules.losses import learnt
 from gradwatch.analysis.rules.owners import of_muon, owners
-from gradwatch.analysis.rules.progress import hardly_moves, progress, succeeds
+from gradwatch.analysis.rules.progress import hardly_moves, loss_progress, progress, succeeds
 from gradwatch.analysis.rules.sampled_losses import explains_less
 from gradwatch.history import Floats, History
 
@@ -92,7 +92,7 @@ def _cure(history: History, seen: float, tiny: float = 1e-4) -> str:
 
 def _is_of_usual_size(history: History, least: float = 1e-2) -> bool:
     """Whether the losses began above `least`: a loss that is scaled down is small itself, and so are its gradients."""
-    losses = [p for p in progress(history) if p.is_loss]
+    losses = loss_progress(history)
     return bool(losses) and all(p.first > least for p in losses)
 
 

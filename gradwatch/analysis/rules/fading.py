@@ -11,7 +11,7 @@ from gradwatch.analysis.rules.facts import middle, smooth
 from gradwatch.analysis.rules.finding import Finding, either, whole_run
 from gradwatch.analysis.rules.layer_facts import bias_columns, matrices, pick
 from gradwatch.analysis.rules.losses import has_rivals
-from gradwatch.analysis.rules.progress import progress, reaches_its_goal, succeeds, unmoved
+from gradwatch.analysis.rules.progress import came_down, loss_progress, reaches_its_goal, succeeds, unmoved
 from gradwatch.history import Floats, History
 
 
@@ -35,10 +35,9 @@ def fades(
     the first layers lose up to 2.6 times more.
     """
     names = pick(history, matrices(history))
-    losses = [p for p in progress(history) if p.is_loss]
     if len(history) < min_steps or len(names) < 3 or has_rivals(history):
         return []
-    if not losses or any(p.ended < left * p.first for p in losses) or reaches_its_goal(history, well):
+    if not loss_progress(history) or came_down(history, left) or reaches_its_goal(history, well):
         return []
     if unmoved(history, min_steps, 5 * min_steps):
         return []  # nothing got better at all: `no-progress` is more than that

@@ -26,7 +26,7 @@ from gradwatch.analysis.rules.layer_facts import (
 from gradwatch.analysis.rules.long_steps import lr_too_high
 from gradwatch.analysis.rules.loss_graph import is_mean_cross_entropy, number_of_classes, paths
 from gradwatch.analysis.rules.losses import scaled_losses
-from gradwatch.analysis.rules.progress import progress, succeeds
+from gradwatch.analysis.rules.progress import came_down, loss_progress, succeeds
 from gradwatch.analysis.rules.sampled_losses import in_the_beginning, sampled
 from gradwatch.analysis.rules.step_length import first_ratio
 from gradwatch.formatting import percent
@@ -207,7 +207,7 @@ def sure_of_what_is_wrong(history: History, began: float = 3.0, ended: float = 2
     """
     shapes, last = shapes_of(history), last_matrix(history)
     tables = {shapes[name][0] for name in pick(history, embeddings(history)) if shapes.get(name)}
-    chance, losses = chance_loss(history), [p for p in progress(history) if p.is_loss]
+    chance, losses = chance_loss(history), loss_progress(history)
     if last is None or not losses:
         return []
     known = is_mean_cross_entropy(history) and (number_of_classes(history) or 1) > 2
@@ -215,7 +215,7 @@ def sure_of_what_is_wrong(history: History, began: float = 3.0, ended: float = 2
     if not (known or tokens):
         return []
     high = all(p.first > began * chance and p.ended > (ended if tokens else 1.0) * chance for p in losses)
-    high &= tokens or any(p.ended < 0.9 * p.first for p in losses)  # else its steps are why it stays there
+    high &= tokens or came_down(history, 0.9)  # else its steps are why it stays there
     if not high or lr_too_high(history):
         return []
     shown = losses[0]

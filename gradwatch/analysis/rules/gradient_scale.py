@@ -15,7 +15,7 @@ from gradwatch.analysis.rules.gradients import exploding
 from gradwatch.analysis.rules.layer_facts import directness, matrices
 from gradwatch.analysis.rules.long_steps import lr_too_high
 from gradwatch.analysis.rules.losses import has_rivals, training_losses
-from gradwatch.analysis.rules.progress import progress, succeeds
+from gradwatch.analysis.rules.progress import loss_progress, succeeds
 from gradwatch.analysis.rules.sampled_losses import in_most_looks, sampled
 from gradwatch.analysis.rules.weight_growth import weights_shrink
 from gradwatch.formatting import loop_clips, percent
@@ -313,7 +313,7 @@ def _swings(history: History, norm: Floats, straight: float = 0.6, least: int = 
     is a momentum of 1: it swings.
     """
     carried = any(float(group.get("momentum") or 0) > 0.5 for group in settings(history))
-    losses = [p for p in progress(history) if p.is_loss]
+    losses = loss_progress(history)
     every, direct = directness(history)
     if optimizer_kind(history) != "SGD" or carried or not losses or any(p.is_real() for p in losses) or every < least:
         return False

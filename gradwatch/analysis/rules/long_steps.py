@@ -42,7 +42,7 @@ from gradwatch.analysis.rules.long_steps_effects import (
 from gradwatch.analysis.rules.loss_terms import is_partly_learnt
 from gradwatch.analysis.rules.losses import has_rivals, scaled_losses
 from gradwatch.analysis.rules.once import once
-from gradwatch.analysis.rules.progress import progress, succeeds
+from gradwatch.analysis.rules.progress import came_down, succeeds
 from gradwatch.analysis.rules.sampled_losses import grows_harder, own_targets_move
 from gradwatch.analysis.rules.schedule import goes_astray, raised_at, raised_before
 from gradwatch.analysis.rules.step_length import betas_turned, first_ratio, lengthened, lowered
@@ -250,7 +250,7 @@ def _shorter(history: History, rate: float) -> tuple[str, tuple[str, ...]]:
     Where the loss came down to less than half all the same, most steps suit it, and a third of the rate is enough.
     Under SGD they are bounded as well as lowered: either by itself mends half as many (docs/findings/cures.md).
     """
-    learns = any(p.ended < p.first / 2 for p in progress(history) if p.is_loss)
+    learns = came_down(history, 0.5)
     times = 0.3 if learns else lowered(history)
     to = "tenfold" if np.isnan(rate) else f"to {new_rate(history, times)}"
     scale, bound, later = rate_times(times), clip_with(GUARD), warm_up(history)

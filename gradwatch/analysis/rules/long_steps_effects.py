@@ -20,8 +20,8 @@ from gradwatch.analysis.rules.layer_facts import directness, initial_gains, meas
 from gradwatch.analysis.rules.losses import odd_batch, scaled_losses
 from gradwatch.analysis.rules.progress import (
     came_down,
-    can_be_judged,
-    progress,
+    judged_losses,
+    loss_progress,
     reaches_its_goal,
     succeeds,
 )
@@ -80,7 +80,7 @@ def ran_away(
     fast = ((grown > soon) & (after <= 20)) | ((grown > later) & (after <= BY_THEN))
     replaced = first_ratio(history) > beyond and middle(gain) > large
     first = first_ratio(history) if replaced or steps_by_rate(history) else 0.0
-    losses = [p for p in progress(history) if p.is_loss]
+    losses = loss_progress(history)
     up = [float(history.total(p.metric)[:10].max()) > 1.5 * p.first for p in losses]
     thrown = bool(losses) and (all(up) or (bool(((grown > 2) & (after <= 20)).any()) and not succeeds(history)))
     if replaced or (first > own and thrown and not any(p.ended < p.first / 10 for p in losses)):
@@ -181,8 +181,8 @@ def outgrew(history: History, times: float = 5.0, left: float = 0.4, direct: flo
     trainings of the tests that leave so much grow up to 3.2 times.
     """
     at, norm = measured(history, "weight_norm")
-    which, losses = initial_gains(history) > 0.1, [p for p in progress(history) if p.is_loss]
-    if len(at) < 3 or which.sum() < 2 or not losses or any(p.ended < left * p.first for p in losses):
+    which, losses = initial_gains(history) > 0.1, loss_progress(history)
+    if len(at) < 3 or which.sum() < 2 or not losses or came_down(history, left):
         return None
     grown = _growth(norm, which, np.median)
     straight = middle(directness(history)[1][which]) > direct or "Muon" in optimizer_kind(history)
@@ -240,7 +240,7 @@ def died_at_once(history: History, own: float = 0.2, left: float = 1e-3, soon: i
     norm = history.total("grad_norm")
     known = np.flatnonzero(np.isfinite(norm))
     norm, first = norm[known], _set_by_the_rate(history)
-    better = any(p.is_real() for p in progress(history) if p.is_loss)
+    better = any(p.is_real() for p in loss_progress(history))
     if not first > own or len(norm) < 2 * soon or better:
         return None
     rest = float(np.quantile(norm[soon:], 0.9)) / norm[0]
@@ -263,7 +263,7 @@ def unsettled(history: History, high: float = 3e-3, own: float = 0.1, least: int
     after a warm-up); Liu et al. 2020, arXiv:2004.08249, on why Adam without one fails there.
     """
     rate, first = middle(rates(history).max(axis=1)), first_ratio(history)
-    losses = [p for p in progress(history) if p.is_loss] if can_be_judged(history, least, 500) else []
+    losses = judged_losses(history, least, 500)
     if not (steps_by_rate(history) and rate > high and has_attention(history)) or not losses:
         return None
     for _, second, _, last in (quarters(history, p.metric) for p in losses):

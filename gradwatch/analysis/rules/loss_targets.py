@@ -13,7 +13,7 @@ from gradwatch.analysis.rules.facts import middle
 from gradwatch.analysis.rules.finding import Finding, either, whole_run
 from gradwatch.analysis.rules.loss_graph import number_of_classes, paths
 from gradwatch.analysis.rules.losses import has_rivals
-from gradwatch.analysis.rules.progress import progress
+from gradwatch.analysis.rules.progress import loss_progress
 from gradwatch.analysis.rules.sampled_losses import (
     LEAST_SAMPLES,
     are_left_out,
@@ -71,7 +71,7 @@ def class_imbalance(
         return []
     weights = sampled(history, "target_top_weight")[1]
     weight = float(np.median(weights)) if len(weights) else 0.0
-    ends = (history.total(p.metric) for p in progress(history) if p.is_loss)
+    ends = (history.total(p.metric) for p in loss_progress(history))
     explained = sampled(history, "explained")[1]
     if not _is_of_pixels(history) or usual < rare:
         if (number_of_classes(history) or 0) > 2 and len(explained) and ended(explained) > 1 - learnt:

@@ -12,7 +12,7 @@ import numpy as np
 from gradwatch.analysis.rules.finding import Evidence, Finding, either, whole_run
 from gradwatch.analysis.rules.layer_facts import beside_bias, matrices, numel, pick, present, shapes_of
 from gradwatch.analysis.rules.loss_graph import paths
-from gradwatch.analysis.rules.progress import can_be_judged, progress, succeeds
+from gradwatch.analysis.rules.progress import can_be_judged, judged_losses, progress, succeeds
 from gradwatch.analysis.rules.sampled_losses import in_most_looks, sampled
 from gradwatch.formulas import is_as_drawn
 from gradwatch.history import Bools, History
@@ -135,7 +135,7 @@ def _at_rest(history: History, large: float = 0.2, min_steps: int = 100, running
 
 def _frozen_head(history: History, large: float, min_steps: int, running: int) -> list[Finding]:
     """The last matrix is frozen as it was drawn: the graph shows it right below a loss, and nothing trained it."""
-    known = [p for p in progress(history) if p.is_loss] if can_be_judged(history, min_steps, running) else []
+    known = judged_losses(history, min_steps, running)
     if not (history.total("frozen_head")[:1] == 1).any() or not known or any(p.is_large(large) for p in known):
         return []
     shapes, ways = shapes_of(history), [*paths(history)]

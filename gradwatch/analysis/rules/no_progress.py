@@ -33,6 +33,7 @@ from gradwatch.analysis.rules.progress import (
     can_be_judged,
     held_out,
     held_out_progress,
+    judged_losses,
     progress,
     unmoved,
 )
@@ -105,7 +106,7 @@ def no_progress(
 
 def _not_held_out(history: History, min_steps: int, running: int, share: float, least: int = 20) -> list[Finding]:
     """The training losses fall to less than half, and nothing that is measured on other data was ever better."""
-    known = [p for p in progress(history) if p.is_loss] if can_be_judged(history, min_steps, running) else []
+    known = judged_losses(history, min_steps, running)
     if not known or not all(p.is_large(0.5) for p in known):
         return []
     unseen = held_out_progress(history, least)

@@ -11,7 +11,7 @@ from gradwatch.analysis.noise_scale import estimates, noise_scale
 from gradwatch.analysis.rules.facts import middle, optimizer_kind
 from gradwatch.analysis.rules.finding import Finding, whole_run
 from gradwatch.analysis.rules.losses import scaled_losses
-from gradwatch.analysis.rules.progress import Progress, learnt_before, progress, unmoved, went
+from gradwatch.analysis.rules.progress import Progress, learnt_before, loss_progress, unmoved, went
 from gradwatch.analysis.rules.sampled_losses import sampled
 from gradwatch.analysis.rules.tries import LOWER, OWN_PAST, clip_with
 from gradwatch.formatting import setting_text
@@ -87,7 +87,7 @@ def _of_whole_batches(history: History, share: float, min_steps: int) -> list[Fi
     Source: Riedmiller & Braun 1993; Liu & Nocedal 1989: of the gradient of all data.
     """
     kind = optimizer_kind(history)
-    losses = [p for p in progress(history) if p.is_loss] if _WHOLE.fullmatch(kind) and len(history) >= min_steps else []
+    losses = loss_progress(history) if _WHOLE.fullmatch(kind) and len(history) >= min_steps else []
     if not losses or any(_learnt(p) for p in losses) or not all(p.noise > share * abs(p.ended) for p in losses):
         return []
     return _from_batch_to_batch(

@@ -10,7 +10,7 @@ from gradwatch.analysis.rules.facts import optimizer_kind
 from gradwatch.analysis.rules.finding import Finding, either, whole_run
 from gradwatch.analysis.rules.loss_graph import graph_rows, reached_range, shape_in
 from gradwatch.analysis.rules.losses import has_rivals
-from gradwatch.analysis.rules.progress import progress, succeeds
+from gradwatch.analysis.rules.progress import came_down, loss_progress, succeeds
 from gradwatch.analysis.rules.sampled_losses import LEAST_SAMPLES, ended, sampled
 from gradwatch.formatting import percent
 from gradwatch.history import History
@@ -63,11 +63,11 @@ def _at_its_ends(history: History, all_of: float = 0.99, left: float = 0.5) -> l
     whose loss keeps a quarter .45 are there at most.
     """
     flat = sampled(history, "end_saturated")[1]
-    losses = [p for p in progress(history) if p.is_loss]
+    losses = loss_progress(history)
     if len(flat) < LEAST_SAMPLES or len(sampled(history, "targets")[0]) or has_rivals(history) or not losses:
         return []
     there, kept = ended(flat), losses[0].ended / losses[0].first
-    if there < all_of or flat[0] > 0.5 or any(p.ended < left * p.first for p in losses):
+    if there < all_of or flat[0] > 0.5 or came_down(history, left):
         return []
     causes = ("what is asked for lies beyond these ends", "the steps are too long, and threw it there")
     return [

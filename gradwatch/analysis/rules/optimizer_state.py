@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from gradwatch.analysis.rules.facts import is_adaptive, middle, optimizer_kind, settings
 from gradwatch.analysis.rules.finding import Evidence, Finding, Severity
-from gradwatch.analysis.rules.progress import progress
+from gradwatch.analysis.rules.progress import loss_progress
 from gradwatch.history import History
 
 
@@ -94,8 +94,8 @@ def _worse_after(history: History, rows: NDArray[np.intp], width: int) -> float:
     The loss of a row was computed before its step. The worst of the losses counts.
     """
     found = [float("nan")]
-    for loss in progress(history):
-        if not loss.is_loss or not loss.noise > 0:
+    for loss in loss_progress(history):
+        if not loss.noise > 0:
             continue
         values = history.total(loss.metric)
         rises = [

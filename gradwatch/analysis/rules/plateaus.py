@@ -13,7 +13,7 @@ from gradwatch.analysis.rules.facts import middle
 from gradwatch.analysis.rules.finding import Evidence, Finding, Severity, Why, either
 from gradwatch.analysis.rules.layer_facts import ends_in
 from gradwatch.analysis.rules.loss_graph import paths, wants_its_sigmoid
-from gradwatch.analysis.rules.progress import Progress, can_be_judged, progress, reaches_its_goal, succeeds
+from gradwatch.analysis.rules.progress import Progress, judged_losses, reaches_its_goal, succeeds
 from gradwatch.analysis.rules.sampled_losses import LEAST_SAMPLES, ended, of_what, sampled, share_explained
 from gradwatch.analysis.rules.standstill import equal_odds, left_odds, rests_since
 from gradwatch.analysis.rules.weight_decay import taken_by_decay
@@ -52,7 +52,7 @@ def rests(
     """
     taken = next((kind for kind in ("ReLU", "Dropout", "Sigmoid", "Tanh") if ends_in(history, kind)), "")
     taken = "" if taken == "Sigmoid" and wants_its_sigmoid(history) else taken
-    losses = [p for p in progress(history) if p.is_loss] if can_be_judged(history, min_steps, running) else []
+    losses = judged_losses(history, min_steps, running)
     if not losses or reaches_its_goal(history):
         return []
     far = losses[0].first > large
@@ -97,7 +97,7 @@ def stops(history: History, min_steps: int, running: int, much: float = 0.6, sha
     Both by the medians of the last quarter, in which the gradient still fades: noise in the targets leaves one that
     stays. A note where the training `succeeds`: so ends each that gets to the least of its loss.
     """
-    losses = [p for p in progress(history) if p.is_loss] if can_be_judged(history, min_steps, running) else []
+    losses = judged_losses(history, min_steps, running)
     quarters = [middle(part) for part in np.array_split(incoming(history), 4)]
     kept = quarters[3] / max(middle(incoming(history)[:5]), 1e-30)
     if not losses or not 0 < kept < share or quarters[3] > 0.75 * quarters[2]:
@@ -121,7 +121,7 @@ def begins_late(history: History, min_steps: int, running: int, late: float = 0.
 
     In the healthy trainings of the tests the longest such plateau is .53 of the run.
     """
-    losses = [p for p in progress(history) if p.is_loss] if can_be_judged(history, min_steps, running) else []
+    losses = judged_losses(history, min_steps, running)
     shares = [left_odds(history, p) for p in losses]
     if not losses or not all(late < share < 1 for share in shares) or reaches_its_goal(history):
         return []
@@ -155,7 +155,7 @@ def explains_nothing(
     if len(share) < LEAST_SAMPLES:
         return []
     rest, best = ended(share), float(np.sort(share)[-3])
-    losses = [p for p in progress(history) if p.is_loss] if can_be_judged(history, min_steps, running) else []
+    losses = judged_losses(history, min_steps, running)
     if not losses or rest > late or best > ever or reaches_its_goal(history):
         return []
     shown = losses[0]

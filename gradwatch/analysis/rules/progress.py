@@ -105,6 +105,16 @@ def progress(history: History, least: int = 20) -> list[Progress]:
     return found
 
 
+def loss_progress(history: History) -> list[Progress]:
+    """How each of the losses among them went."""
+    return [p for p in progress(history) if p.is_loss]
+
+
+def judged_losses(history: History, min_steps: int, running: int) -> list[Progress]:
+    """How the losses went of a run that `can_be_judged`; none of another."""
+    return loss_progress(history) if can_be_judged(history, min_steps, running) else []
+
+
 def went(name: str, values: Floats, sign: int, first: int = 5) -> Progress:
     """Of a scalar `[N]` that is better when it is lower.
 
@@ -160,7 +170,7 @@ def descends(history: History, sigmas: float = 20.0) -> bool:
 
 def came_down(history: History, left: float) -> bool:
     """Whether a training loss ended below the share `left` of where it began."""
-    return any(p.ended < left * p.first for p in progress(history) if p.is_loss)
+    return any(p.ended < left * p.first for p in loss_progress(history))
 
 
 def all_learnt(history: History, near: float = 0.02) -> bool:
@@ -168,7 +178,7 @@ def all_learnt(history: History, near: float = 0.02) -> bool:
 
     A margin that is kept, a floor under the loss: then no gradient is left.
     """
-    losses = [p for p in progress(history) if p.is_loss]
+    losses = loss_progress(history)
     chance = chance_loss(history)
     rests = [p.ended <= (1 + near) * p.best and not p.ended >= 0.9 * chance for p in losses]
     return bool(losses) and all(rests) and succeeds(history)

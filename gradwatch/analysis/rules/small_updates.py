@@ -30,7 +30,7 @@ from gradwatch.analysis.rules.layer_facts import (
     root_mean_square,
 )
 from gradwatch.analysis.rules.losses import learnt
-from gradwatch.analysis.rules.progress import creeps, hardly_moves, progress
+from gradwatch.analysis.rules.progress import creeps, hardly_moves, loss_progress
 from gradwatch.analysis.rules.sampled_losses import explains_less, in_the_beginning
 from gradwatch.analysis.rules.schedule import ran_out
 from gradwatch.analysis.rules.step_length import first_ratio
@@ -84,7 +84,7 @@ def weak_gradients(
 def _thrown(history: History, moves: float, leap: float = 1.5, soon: int = 10) -> Why | None:
     """Why steps of `moves` are small where the first ones were not: these threw the units to where no gradient is."""
     kind, first, rate = is_adaptive(history), first_ratio(history), rates(history).max(axis=1)
-    losses = [p for p in progress(history) if p.is_loss]
+    losses = loss_progress(history)
     leapt = [float(np.nanmax(history.total(p.metric)[:soon], initial=-np.inf)) > leap * p.first for p in losses]
     if not first > USUAL_RATIO[kind] or not middle(rate) > rate[0] / 2 or not losses or not all(leapt):
         return None
@@ -243,7 +243,7 @@ def far_targets(history: History, direct: float = 0.9, large: float = 1e4, near:
     said, asked = in_the_beginning(history, "predicted_std", "target_std")
     if said > near * asked:
         return False
-    losses = [p for p in progress(history) if p.is_loss]
+    losses = loss_progress(history)
     if not losses or not losses[0].first > large or not middle(directness(history)[1][matrices(history)]) > direct:
         return False
     *_, third, last = quarters(history, losses[0].metric)

@@ -14,7 +14,7 @@ from gradwatch.analysis.final_values import quarters
 from gradwatch.analysis.rules.facts import is_adaptive, middle, optimizer_kind, set_rate, settings
 from gradwatch.analysis.rules.finding import Finding, whole_run
 from gradwatch.analysis.rules.layer_facts import matrices, measured, pick
-from gradwatch.analysis.rules.progress import held_out, progress
+from gradwatch.analysis.rules.progress import held_out, loss_progress
 from gradwatch.formatting import percent
 from gradwatch.history import Floats, History
 
@@ -87,7 +87,7 @@ def _holds(
     late = slice(len(at) // 2, None)
     with np.errstate(invalid="ignore", divide="ignore"):
         pulls = middle(decay * norm[late] / history.layer("clipped_norm")[at[late]][:, matrices(history)])
-    losses = [p for p in progress(history) if p.is_loss]
+    losses = loss_progress(history)
     if not share < pulls < np.inf or not losses:
         return []
     for loss in losses:

@@ -14,7 +14,7 @@ from gradwatch.analysis.rules.facts import middle
 from gradwatch.analysis.rules.finding import Finding, either, whole_run
 from gradwatch.analysis.rules.losses import has_rivals
 from gradwatch.analysis.rules.owners import written_before
-from gradwatch.analysis.rules.progress import progress, unmoved
+from gradwatch.analysis.rules.progress import loss_progress, unmoved
 from gradwatch.analysis.rules.unchanged import weights_unchanged
 from gradwatch.analysis.rules.weight_growth import weights_shrink
 from gradwatch.formatting import percent
@@ -42,7 +42,7 @@ def weights_reset(
     at = written_before(history)
     if len(at) < least or len(at) > len(history) / apart or has_rivals(history):
         return []
-    for shown in (p for p in progress(history) if p.is_loss):
+    for shown in loss_progress(history):
         loss = history.total(shown.metric)
         before, after = _around(loss, at)
         leap, error = _mean(after - before)
