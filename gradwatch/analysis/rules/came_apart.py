@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch.analysis.rules.finding import Evidence
+from gradwatch.analysis.rules.series import OF_MEDIAN, deviation, noise_of_one
 from gradwatch.history import Floats
 
 
@@ -60,7 +61,7 @@ def loss_jump(values: Floats, width: int, share: float = 0.5, sigmas: float = 6.
     rows = rows[len(rows) % block :]
     blocks = values[rows].reshape(-1, block)
     smooth = np.median(blocks, axis=1)
-    noise = 1.4826 * float(np.median(np.abs(blocks - smooth[:, None])))
+    noise = deviation(blocks - smooth[:, None])
     start, low, end = float(smooth[0]), float(smooth.min()), float(smooth[-1])
     if end - low <= max(share * (start - low), sigmas * noise, abs(start) / 4):
         return None
@@ -111,8 +112,7 @@ def thrown_out(
         float(np.median(finite[-max(width, len(rows) // 40) :])),
     )
     first = float(norms[0] if alone else np.median(norms[: -(-len(norms) // 4)]))
-    sigma = 1.4826 * float(np.median(np.abs(np.diff(finite)))) / np.sqrt(2)
-    unclear = 3 * 1.2533 * sigma / np.sqrt(max(width, len(rows) // 40))  # of the median at the end
+    unclear = 3 * OF_MEDIAN * noise_of_one(finite) / np.sqrt(max(width, len(rows) // 40))  # of the median at the end
     if highest <= jump * start or end <= above * start + unclear or norms.max() <= growth * first:
         return None
     row = rows[int(np.argmax(finite > (1 + jump) / 2 * start))]

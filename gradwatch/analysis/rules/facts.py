@@ -12,6 +12,7 @@ import numpy as np
 
 from gradwatch.analysis.clips import of_all_layers
 from gradwatch.analysis.optimizers import groups
+from gradwatch.analysis.rules.series import ROBUST
 from gradwatch.history import Floats, History
 from gradwatch.policies import (
     AGC,
@@ -137,8 +138,8 @@ def column_medians(values: Floats) -> Floats:
 def trailing(values: Floats, window: int = 128, least: int = LEAST_STEPS, block: int = 8) -> tuple[Floats, Floats]:
     """For each value the median of the `window` finite ones before it, and their robust standard deviation.
 
-    NaN until there are `least` of them. Taken once in `block` steps: a median hardly moves in so few. Robust: 1.4826
-    times the median distance from the median, so that what stands out does not hide itself.
+    NaN until there are `least` of them. Taken once in `block` steps: a median hardly moves in so few. Robust
+    (`series.deviation`), so that what stands out does not hide itself.
     """
     finite = np.flatnonzero(np.isfinite(values))
     known = values[finite]
@@ -152,7 +153,7 @@ def trailing(values: Floats, window: int = 128, least: int = LEAST_STEPS, block:
     for i in np.flatnonzero((least <= ends) & (ends < window)):
         centre[i] = np.median(known[: ends[i]])
         spread[i] = np.median(np.abs(known[: ends[i]] - centre[i]))
-    return np.repeat(centre, block)[: len(values)], 1.4826 * np.repeat(spread, block)[: len(values)]
+    return np.repeat(centre, block)[: len(values)], ROBUST * np.repeat(spread, block)[: len(values)]
 
 
 def smooth(values: Floats, width: int = 9) -> Floats:

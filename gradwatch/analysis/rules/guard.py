@@ -15,6 +15,7 @@ from gradwatch.analysis.clips import incoming, loop_limit
 from gradwatch.analysis.rules.facts import GUARD, smooth, trailing
 from gradwatch.analysis.rules.finding import Finding
 from gradwatch.analysis.rules.losses import scaled_losses
+from gradwatch.analysis.rules.series import quietest
 from gradwatch.formatting import rounded, setting_text
 from gradwatch.history import Bools, Floats, History
 
@@ -62,7 +63,7 @@ def _rise_before(history: History, step: int, share: float = 0.1) -> int:
             near = values[rows] <= values[rows[0]] + abs(values[rows[0]])
         else:
             level = smooth(values[rows])
-            noise = min(1.4826 * np.median(np.abs(part)) for part in np.array_split(values[rows] - level, 4))
+            noise = quietest(values[rows] - level)
             near = level <= level.min() + max(share * (level[0] - level.min()), 2 * noise)
         begins.append(int(history.step[rows[np.flatnonzero(near)[-1]]]) + 1)
     return min(begins)

@@ -45,6 +45,7 @@ from gradwatch.analysis.rules.once import once
 from gradwatch.analysis.rules.progress import came_down, succeeds
 from gradwatch.analysis.rules.sampled_losses import grows_harder, own_targets_move
 from gradwatch.analysis.rules.schedule import goes_astray, raised_at, raised_before
+from gradwatch.analysis.rules.series import quietest
 from gradwatch.analysis.rules.step_length import betas_turned, first_ratio, lengthened, lowered
 from gradwatch.analysis.rules.tries import LOWER, clip_with, new_rate, rate_times, warm_up
 from gradwatch.history import Bools, Floats, History
@@ -125,7 +126,7 @@ def _of(history: History, effect: Effect | None) -> list[Finding]:
 def _jumps(values: Floats, jump: float, sigmas: float, width: int) -> tuple[int, int, dict[str, float]] | None:
     """The first and last place above the running minimum, and the numbers; None for a loss that stays near it."""
     level = smooth(values, width)
-    noise = min(1.4826 * float(np.median(np.abs(part))) for part in np.array_split(values - level, 4))
+    noise = quietest(values - level)
     begin, lowest = float(level[0]), np.minimum.accumulate(level)
     above, limit = level - lowest, max(jump * begin, sigmas * noise)
     over = np.flatnonzero(above > limit)

@@ -23,6 +23,7 @@ from gradwatch.analysis.rules.loss_graph import (
 from gradwatch.analysis.rules.losses import has_rivals, training_losses
 from gradwatch.analysis.rules.progress import reaches_its_goal
 from gradwatch.analysis.rules.sampled_losses import logs_rewards, sampled
+from gradwatch.analysis.rules.series import noise_of_one
 from gradwatch.history import Floats, History
 
 
@@ -130,7 +131,8 @@ def _is_meant_to_fall(history: History) -> bool:
 def _by_its_way(history: History, name: str, values: Floats, times: float) -> Why | None:
     """What the way of a loss says, whatever it is of: it falls ever faster, or rises from below 0 to above it."""
     first, half, end = float(np.median(values[:3])), float(values[len(values) // 2]), float(np.median(values[-3:]))
-    below = first < -2.0 * _noise(values[: max(10, len(values) // 10)])  # weights that grow lower one that begins at 0
+    tenth = values[: max(10, len(values) // 10)]
+    below = first < -2.0 * noise_of_one(tenth)  # weights that grow lower one that begins at 0
     if values.max() <= 0 and below and end < times * first and half - end > 0.8 * (first - half):
         falls = f"{name} is below 0 from the first step on and falls on and on, from {first:.3g} to {end:.3g}. "
         return Why(falls + either(_UNBOUNDED), f"{_TURN} {_GIVEN}", {}, alternatives=_UNBOUNDED)
@@ -165,14 +167,9 @@ def _rises(history: History, values: Floats, sigmas: float = 4.0, share: float =
 
     By `sigmas` of its standard deviation, and by the `share` of the range of its values.
     """
-    least = max(sigmas * _noise(values), share * float(np.ptp(values)))
+    least = max(sigmas * noise_of_one(values), share * float(np.ptp(values)))
     late = middle(values[-max(5, len(values) // 4) :])
     return bool(np.median(values[:3]) < -least and late > least and not reaches_its_goal(history))
-
-
-def _noise(values: Floats) -> float:
-    """The standard deviation of values around their way, robustly."""
-    return 1.4826 * float(np.median(np.abs(np.diff(values)))) / math.sqrt(2)
 
 
 def _where(name: str, begins: str, classes: int) -> str:

@@ -39,6 +39,7 @@ from gradwatch.analysis.rules.progress import (
 )
 from gradwatch.analysis.rules.sampled_losses import grows_harder, is_explained, own_targets_move
 from gradwatch.analysis.rules.schedule import ran_out
+from gradwatch.analysis.rules.series import deviation
 from gradwatch.analysis.rules.small_updates import weak_gradients
 from gradwatch.analysis.rules.standstill import at_chance, equal_odds, stands
 from gradwatch.analysis.rules.tries import LOWER, new_rate, rate_times
@@ -148,7 +149,7 @@ def _lost_at_once(history: History, least: int = 8, part: float = 0.5, sigmas: f
         at = 3 + int(steps[2:-2].argmax())
         before, after = float(np.median(worse[at - 3 : at])), float(np.median(worse[at:]))
         lost, won = after - before, worse[0] - before
-        usual = 1.4826 * float(np.median(np.abs(steps)))
+        usual = deviation(steps)
         if lost > max(part * won, sigmas * usual, 0) and won > 0 and (worse[at:] > before + lost / 2).all():
             return [_lost(history, name, sign, (before, after), rows[at - 1 : at + 1])]
     return []

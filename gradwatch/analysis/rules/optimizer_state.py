@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from gradwatch.analysis.rules.facts import is_adaptive, middle, optimizer_kind, settings
 from gradwatch.analysis.rules.finding import Evidence, Finding, Severity
 from gradwatch.analysis.rules.progress import loss_progress
+from gradwatch.analysis.rules.series import OF_MEDIAN
 from gradwatch.history import History
 
 
@@ -104,6 +105,6 @@ def _worse_after(history: History, rows: NDArray[np.intp], width: int) -> float:
         ]
         known = np.array([rise for rise in rises if np.isfinite(rise)])
         if len(known):
-            error = 1.2533 * loss.noise * np.sqrt(2 / width / len(known))  # of a median: pi / 2 more variance
+            error = OF_MEDIAN * loss.noise * np.sqrt(2 / width / len(known))
             found.append(float(known.mean() / error))
     return float(np.nanmax(found)) if np.isfinite(found).any() else float("nan")

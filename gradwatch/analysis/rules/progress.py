@@ -21,6 +21,7 @@ from gradwatch.analysis.rules.loss_graph import is_one_loss, number_of_classes
 from gradwatch.analysis.rules.losses import has_rivals, scaled_losses, training_losses
 from gradwatch.analysis.rules.once import once
 from gradwatch.analysis.rules.sampled_losses import LEAST_SAMPLES, ended, sampled
+from gradwatch.analysis.rules.series import OF_MEDIAN, noise_of_one
 from gradwatch.history import Floats, History
 from gradwatch.storage.logged_names import HELD_OUT, is_loss
 
@@ -124,7 +125,7 @@ def went(name: str, values: Floats, sign: int, first: int = 5) -> Progress:
     """
     late = values[-max(first, len(values) // 4) :]
     ended = float(np.median(late))
-    sigma = 1.4826 * float(np.median(np.abs(np.diff(values)))) / np.sqrt(2)  # whatever the trend
+    sigma = noise_of_one(values)
     width = max(first, len(values) // 20)
     blocks = values[len(values) % width :].reshape(-1, width)
     medians = np.median(blocks, axis=1)
@@ -132,7 +133,7 @@ def went(name: str, values: Floats, sign: int, first: int = 5) -> Progress:
     length = first
     while length <= max(first, len(values) // 4):
         began = float(np.median(values[:length]))
-        error = 1.2533 * sigma * float(np.sqrt(1 / length + 1 / len(late)))  # of a median: pi / 2 more variance
+        error = OF_MEDIAN * sigma * float(np.sqrt(1 / length + 1 / len(late)))
         tried.append((began, began - ended, error, length))
         length *= 2
     began, gain, error, length = max(tried, key=lambda t: t[1] / t[2] if t[2] else t[1])
@@ -142,7 +143,7 @@ def went(name: str, values: Floats, sign: int, first: int = 5) -> Progress:
     known = {"first": float(values[0]), "began": began, "ended": ended, "last": float(medians[-1]), "best": best}
     shown = {what: sign * value for what, value in known.items()}
     won = float(values[0]) - ended
-    return Progress(name, **shown, gain=gain, won=won, error=float(error), noise=float(sigma), length=length)
+    return Progress(name, **shown, gain=gain, won=won, error=float(error), noise=sigma, length=length)
 
 
 def succeeds(history: History, share: float = 0.2) -> bool:
@@ -213,7 +214,7 @@ def creeps(
         values = history.total(p.metric)
         values = values[np.isfinite(values)]
         thirds = [float(np.median(part)) for part in np.array_split(values, 3)]
-        late, error = thirds[1] - thirds[2], 1.2533 * p.noise * np.sqrt(6 / len(values))
+        late, error = thirds[1] - thirds[2], OF_MEDIAN * p.noise * np.sqrt(6 / len(values))
         if not (thirds[0] - thirds[2] > sigmas * error and late >= pace * (thirds[0] - thirds[1]) > 0):
             return False
     return True

@@ -20,6 +20,7 @@ from gradwatch.analysis.rules.progress import descends, reaches_its_goal, succee
 from gradwatch.analysis.rules.recurring_jumps import exchanged
 from gradwatch.analysis.rules.sampled_losses import another_task, other_data_from
 from gradwatch.analysis.rules.schedule import raised_before
+from gradwatch.analysis.rules.series import deviation
 from gradwatch.analysis.rules.spike_words import (
     ACTS_FROM,
     OF_LASTING,
@@ -252,7 +253,7 @@ def _usual(values: Floats, window: int, least: int = 8) -> tuple[Floats, Floats]
         if len(before) >= least:
             m = float(np.median(before))
             middle[row] = np.maximum(m, followed[0][row])  # NaN where too few follow as well
-            spread[row] = np.maximum(1.4826 * float(np.median(np.abs(before - m))), followed[1][row])
+            spread[row] = np.maximum(deviation(before - m), followed[1][row])
     return middle, spread
 
 

@@ -14,6 +14,7 @@ from gradwatch.analysis.rules.facts import smooth
 from gradwatch.analysis.rules.layer_facts import chance_loss, ends_in, last_matrix
 from gradwatch.analysis.rules.loss_graph import may_choose, number_of_classes
 from gradwatch.analysis.rules.progress import Progress, reaches_its_goal
+from gradwatch.analysis.rules.series import OF_MEDIAN
 from gradwatch.history import History
 
 
@@ -30,7 +31,7 @@ def rests_since(history: History, loss: Progress, left: float, bounded: bool) ->
         return False
     if bounded and second - loss.ended <= loss.won / 4:
         return True
-    unclear = 3 * 1.2533 * loss.noise * math.sqrt(2 / len(parts[1]))
+    unclear = 3 * OF_MEDIAN * loss.noise * math.sqrt(2 / len(parts[1]))
     lost = loss.ended - loss.best
     return second - last < max(unclear, loss.ended / 100) and lost < 2 * unclear < loss.ended / 3.5
 
@@ -101,5 +102,5 @@ def left_odds(history: History, loss: Progress, near: float = 0.03, less: float 
     level = float(np.median(values[twentieth : 3 * twentieth]))
     if not abs(level / equal_odds(history) - 1) < near:
         return math.nan
-    below = np.flatnonzero(smooth(values) < level - max(less * level, 1.2533 * loss.noise))
+    below = np.flatnonzero(smooth(values) < level - max(less * level, OF_MEDIAN * loss.noise))
     return float(below[0] / len(values)) if len(below) else 1.0

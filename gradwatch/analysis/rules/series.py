@@ -1,0 +1,33 @@
+"""What rules ask of a series of numbers: how much of it is noise.
+
+Legend: N values of a series.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from gradwatch.history import Floats
+
+ROBUST = 1.4826  # the standard deviation over the median distance from the median, of normal values
+OF_MEDIAN = 1.2533  # the standard error of a median over that of a mean: pi / 2 more variance, of normal values
+
+
+def deviation(distances: Floats) -> float:
+    """The standard deviation of what lies so far from where it would be, `[N]`, whatever stands out.
+
+    Source: Rousseeuw & Croux 1993, doi:10.1080/01621459.1993.10476408, section 1 (the median absolute deviation).
+    """
+    return ROBUST * float(np.median(np.abs(distances)))
+
+
+def noise_of_one(values: Floats) -> float:
+    """The standard deviation of one value `[N]`, whatever the trend: by the steps from each to the next."""
+    return deviation(np.diff(values)) / math.sqrt(2)
+
+
+def quietest(distances: Floats) -> float:
+    """The `deviation` in the quarter of the series where it is least."""
+    return min(deviation(part) for part in np.array_split(distances, 4))
