@@ -12,7 +12,8 @@ from gradwatch.analysis.rules.facts import USUAL_RATIO, is_adaptive, middle
 from gradwatch.analysis.rules.finding import Finding, either, whole_run
 from gradwatch.analysis.rules.layer_facts import largest_ratio
 from gradwatch.analysis.rules.progress import can_be_judged, held_out_progress, progress, reaches_its_goal
-from gradwatch.analysis.rules.sampled_losses import LEAST_SAMPLES, ended, of_what, share_explained
+from gradwatch.analysis.rules.sampled_losses import LEAST_SAMPLES, of_what, share_explained
+from gradwatch.analysis.rules.series import late_median
 from gradwatch.formatting import percent
 from gradwatch.history import History
 from gradwatch.storage.logged_names import HELD_OUT
@@ -50,7 +51,7 @@ def labels_do_not_fit_inputs(
         return []
     learnt = reaches_its_goal(history)  # by heart
     half = share[: len(share) // 2]
-    early, last = float(np.median(half)), ended(share)
+    early, last = float(np.median(half)), late_median(share)
     if learnt:
         unseen = held_out_progress(history, LEAST_SAMPLES)
         is_lost = bool(unseen) and not any(p.is_large(elsewhere) for p in unseen)  # what was learnt tells nothing there

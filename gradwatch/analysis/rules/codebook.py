@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from gradwatch.analysis.rules.finding import Finding, either, whole_run
-from gradwatch.analysis.rules.sampled_losses import ended, layer_at, sampled
+from gradwatch.analysis.rules.sampled_losses import layer_at, sampled
+from gradwatch.analysis.rules.series import late_median
 from gradwatch.formatting import percent
 from gradwatch.history import History
 
@@ -19,7 +20,7 @@ def codebook_collapse(history: History, share: float = 0.06, least: int = 4, min
     step, used, places = sampled(history, "codes_used", "layer_of/codes_used")
     if len(step) < least or len(history) < min_steps:
         return []
-    rest = ended(used)
+    rest = late_median(used)
     if not rest < share:
         return []
     causes = (

@@ -26,6 +26,7 @@ from gradwatch.analysis.rules.progress import (
     succeeds,
 )
 from gradwatch.analysis.rules.sampled_losses import INSIDE, inside, is_explained
+from gradwatch.analysis.rules.series import late_median
 from gradwatch.analysis.rules.standstill import equal_odds
 from gradwatch.analysis.rules.step_length import betas_turned, first_ratio, is_new_each_step
 from gradwatch.formatting import percent
@@ -119,7 +120,7 @@ def leapt(history: History, own: float = 0.2, times: float = 2.5, soon: int = 10
     highest = 0.0
     for each in losses:
         values = each[np.isfinite(each)]
-        ended = middle(values[-max(3, len(values) // 4) :])
+        ended = late_median(values)
         at_odds, far = abs(ended / equal_odds(history) - 1) < 0.03, values[0] > 2 * equal_odds(history)
         if len(values) <= soon or not 0 < times * values[0] / (2 if at_odds and far else 1) < values[:soon].max():
             return None

@@ -18,12 +18,12 @@ from gradwatch.analysis.rules.sampled_losses import (
     LEAST_SAMPLES,
     are_left_out,
     dropped_passes,
-    ended,
     entropy_of_two,
     follow,
     logs_rewards,
     sampled,
 )
+from gradwatch.analysis.rules.series import late_median
 from gradwatch.analysis.rules.token_targets import padding_in_loss
 from gradwatch.formatting import percent
 from gradwatch.history import Floats, History
@@ -74,7 +74,7 @@ def class_imbalance(
     ends = (history.total(p.metric) for p in loss_progress(history))
     explained = sampled(history, "explained")[1]
     if not _is_of_pixels(history) or usual < rare:
-        if (number_of_classes(history) or 0) > 2 and len(explained) and ended(explained) > 1 - learnt:
+        if (number_of_classes(history) or 0) > 2 and len(explained) and late_median(explained) > 1 - learnt:
             return []
         if usual < 1 and not weight > more and any(_mean_end(end) < learnt * entropy_of_two(usual) for end in ends):
             return []

@@ -23,7 +23,7 @@ from gradwatch.analysis.rules.loss_graph import (
 from gradwatch.analysis.rules.losses import has_rivals, training_losses
 from gradwatch.analysis.rules.progress import reaches_its_goal
 from gradwatch.analysis.rules.sampled_losses import logs_rewards, sampled
-from gradwatch.analysis.rules.series import noise_of_one
+from gradwatch.analysis.rules.series import late_median, noise_of_one
 from gradwatch.history import Floats, History
 
 
@@ -168,7 +168,7 @@ def _rises(history: History, values: Floats, sigmas: float = 4.0, share: float =
     By `sigmas` of its standard deviation, and by the `share` of the range of its values.
     """
     least = max(sigmas * noise_of_one(values), share * float(np.ptp(values)))
-    late = middle(values[-max(5, len(values) // 4) :])
+    late = late_median(values, 5)
     return bool(np.median(values[:3]) < -least and late > least and not reaches_its_goal(history))
 
 
@@ -185,7 +185,7 @@ def _of_no_logarithm(values: Floats, chance: float) -> bool:
     Source: the definition of kl_div, whose first argument is a logarithm; a divergence is never below 0.
     """
     within = -chance - 1 < values.min() and values.max() < 0  # NaN, where C is not known, is not
-    return bool(within and np.ptp(values) < 1 and middle(values[-max(3, len(values) // 4) :]) < min(-1, values[0]))
+    return bool(within and np.ptp(values) < 1 and late_median(values) < min(-1, values[0]))
 
 
 _DIVERGENCE = (

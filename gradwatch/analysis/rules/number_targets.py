@@ -11,7 +11,8 @@ from gradwatch.analysis.rules.finding import Finding, either, whole_run
 from gradwatch.analysis.rules.loss_graph import graph_rows, reached_range, shape_in
 from gradwatch.analysis.rules.losses import has_rivals
 from gradwatch.analysis.rules.progress import came_down, loss_progress, succeeds
-from gradwatch.analysis.rules.sampled_losses import LEAST_SAMPLES, ended, sampled
+from gradwatch.analysis.rules.sampled_losses import LEAST_SAMPLES, sampled
+from gradwatch.analysis.rules.series import late_median
 from gradwatch.formatting import percent
 from gradwatch.history import History
 
@@ -66,7 +67,7 @@ def _at_its_ends(history: History, all_of: float = 0.99, left: float = 0.5) -> l
     losses = loss_progress(history)
     if len(flat) < LEAST_SAMPLES or len(sampled(history, "targets")[0]) or has_rivals(history) or not losses:
         return []
-    there, kept = ended(flat), losses[0].ended / losses[0].first
+    there, kept = late_median(flat), losses[0].ended / losses[0].first
     if there < all_of or flat[0] > 0.5 or came_down(history, left):
         return []
     causes = ("what is asked for lies beyond these ends", "the steps are too long, and threw it there")

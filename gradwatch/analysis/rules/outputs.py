@@ -17,6 +17,7 @@ from gradwatch.analysis.rules.loss_graph import is_of_no_choice, paths, squashed
 from gradwatch.analysis.rules.losses import has_rivals, scaled_losses
 from gradwatch.analysis.rules.no_gradient import no_gradient
 from gradwatch.analysis.rules.once import once
+from gradwatch.analysis.rules.series import late_median
 from gradwatch.formatting import percent
 from gradwatch.history import Floats, History
 
@@ -179,7 +180,7 @@ def _of_squashed(history: History, values: Floats, tiny: float, near: float = 0.
     positive = 2 * (even - begun)
     lowest = math.log(2) - positive * (math.log(2) - least)
     level, norm = smooth(values), incoming(history)
-    late = float(np.median(values[-max(5, len(values) // 4) :]))
+    late = late_median(values, 5)
     fades = middle(norm[-max(5, len(norm) // 4) :]) < faded * middle(norm[:5])
     return bool(fades and level.min() > lowest - near / 2 and late < lowest + near)
 
@@ -210,8 +211,7 @@ _SIGMOID = Why(
 
 
 def _why(history: History, values: Floats, floor: float, near: float, classes: int, tight: float) -> Why | None:
-    late = values[-max(5, len(values) // 4) :]
-    if float(np.median(late)) - floor < near:
+    if late_median(values, 5) - floor < near:
         return Why("It came down to that and stays there: a softmax stands before it.", _CURE, {})
     if not ends_in(history, "Softmax", "Softmax2d"):
         untrained = any(f.evidence["missing"] == "training" for f in no_gradient(history))
@@ -234,7 +234,7 @@ def _by_its_beginning(history: History, values: Floats, classes: int, tight: flo
     at = columns(history).get(last.name) if last else None
     gain = 0.0 if at is None else float(gains[at])
     chance = math.log(classes)
-    late = float(np.median(values[-max(5, len(values) // 4) :]))
+    late = late_median(values, 5)
     floor, fell = math.log(math.e + classes - 1) - 1, late < 0.98 * chance
     quarters = [float(np.median(part)) for part in np.array_split(values, 4)]
     slows = quarters[2] - quarters[3] < 0.35 * (quarters[0] - quarters[1])

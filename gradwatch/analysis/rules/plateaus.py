@@ -14,7 +14,8 @@ from gradwatch.analysis.rules.finding import Evidence, Finding, Severity, Why, e
 from gradwatch.analysis.rules.layer_facts import ends_in
 from gradwatch.analysis.rules.loss_graph import paths, wants_its_sigmoid
 from gradwatch.analysis.rules.progress import Progress, judged_losses, reaches_its_goal, succeeds
-from gradwatch.analysis.rules.sampled_losses import LEAST_SAMPLES, ended, of_what, sampled, share_explained
+from gradwatch.analysis.rules.sampled_losses import LEAST_SAMPLES, of_what, sampled, share_explained
+from gradwatch.analysis.rules.series import late_median
 from gradwatch.analysis.rules.standstill import equal_odds, left_odds, rests_since
 from gradwatch.analysis.rules.weight_decay import taken_by_decay
 from gradwatch.formatting import percent
@@ -77,7 +78,7 @@ def rests(
     )
     share = share_explained(history)
     chooses = len(sampled(history, "predicted_right")[0]) > 0
-    tells = not chooses and len(share) >= LEAST_SAMPLES and ended(share) > known
+    tells = not chooses and len(share) >= LEAST_SAMPLES and late_median(share) > known
     well = succeeds(history) or shown.ended < much * shown.first or tells or _is_own_likelihood(history)
     return finding_of(history, shown, why, "note" if well and not (taken or far) else "warning")
 
@@ -154,7 +155,7 @@ def explains_nothing(
     share = share_explained(history)
     if len(share) < LEAST_SAMPLES:
         return []
-    rest, best = ended(share), float(np.sort(share)[-3])
+    rest, best = late_median(share), float(np.sort(share)[-3])
     losses = judged_losses(history, min_steps, running)
     if not losses or rest > late or best > ever or reaches_its_goal(history):
         return []

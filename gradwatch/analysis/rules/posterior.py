@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from gradwatch.analysis.rules.finding import Finding, either, whole_run
-from gradwatch.analysis.rules.sampled_losses import ended, layer_at, sampled
+from gradwatch.analysis.rules.sampled_losses import layer_at, sampled
+from gradwatch.analysis.rules.series import late_median
 from gradwatch.formatting import percent
 from gradwatch.history import History
 
@@ -18,7 +19,7 @@ def posterior_collapse(history: History, share: float = 0.02, least: int = 4, mi
     step, informative, places = sampled(history, "code_informative", "layer_of/code_informative")
     if len(step) < least or len(history) < min_steps:
         return []
-    rest = ended(informative)
+    rest = late_median(informative)
     if rest > share:
         return []
     causes = (

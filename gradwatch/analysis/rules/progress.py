@@ -20,8 +20,8 @@ from gradwatch.analysis.rules.layer_facts import chance_loss
 from gradwatch.analysis.rules.loss_graph import is_one_loss, number_of_classes
 from gradwatch.analysis.rules.losses import has_rivals, scaled_losses, training_losses
 from gradwatch.analysis.rules.once import once
-from gradwatch.analysis.rules.sampled_losses import LEAST_SAMPLES, ended, sampled
-from gradwatch.analysis.rules.series import OF_MEDIAN, noise_of_one
+from gradwatch.analysis.rules.sampled_losses import LEAST_SAMPLES, sampled
+from gradwatch.analysis.rules.series import OF_MEDIAN, late_median, noise_of_one
 from gradwatch.history import Floats, History
 from gradwatch.storage.logged_names import HELD_OUT, is_loss
 
@@ -155,7 +155,7 @@ def succeeds(history: History, share: float = 0.2) -> bool:
     odds = math.log(number_of_classes(history) or 1)  # 0 where they are not known
     _, entropy = sampled(history, "cross_entropy")
     is_known = odds > 0 and len(entropy) >= LEAST_SAMPLES and is_one_loss(history)
-    guesses = is_known and ended(entropy) > 0.98 * odds
+    guesses = is_known and late_median(entropy) > 0.98 * odds
     got_better = (p for p in progress(history) if not (p.is_loss and guesses))
     return lost_since(history) is None and not has_rivals(history) and any(p.succeeded(share) for p in got_better)
 

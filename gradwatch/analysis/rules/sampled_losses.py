@@ -14,11 +14,13 @@ import numpy as np
 
 from gradwatch.analysis.groups import higher_is_better
 from gradwatch.analysis.rules.loss_graph import is_one_loss, number_of_classes
+from gradwatch.analysis.rules.series import late_median
 from gradwatch.history import Bools, Floats, History
 from gradwatch.storage.logged_names import is_loss, is_reward
 from gradwatch.table import IN_LOSS
 
 LEAST_SAMPLES = 8
+ended = late_median  # as `pairs` still calls it
 
 
 def sampled(history: History, *names: str) -> tuple[Floats, ...]:
@@ -62,11 +64,6 @@ def are_left_out(dropped: Floats, least: int = 5) -> bool:
     epoch would: none before a third of `least` looks or more, and several before others.
     """
     return bool(len(dropped) >= least and (dropped == 0).mean() > 1 / 3 and dropped.max() > 1)
-
-
-def ended(values: Floats) -> float:
-    """Where a number came to, `[S]`: the median of the last quarter of its samples."""
-    return float(np.median(values[-max(3, len(values) // 4) :]))
 
 
 def share_explained(history: History, soft: float = 0.05, far: float = 8.0) -> Floats:
@@ -138,14 +135,14 @@ def is_explained(history: History, share: float = 0.5, more: float = 0.05, least
     explained = sampled(history, "explained")[1]
     if len(explained) < least:
         return False
-    last, began = ended(explained), float(np.median(explained[: max(3, len(explained) // 4)]))
+    last, began = late_median(explained), float(np.median(explained[: max(3, len(explained) // 4)]))
     return last > max(share, began + more, float(np.sort(explained)[-3]) - more)
 
 
 def explains_less(history: History, share: float) -> bool:
     """Whether it is known that the model ended by explaining less than the `share` of what is asked for."""
     explained = sampled(history, "explained")[1]
-    return len(explained) >= LEAST_SAMPLES and ended(explained) < share
+    return len(explained) >= LEAST_SAMPLES and late_median(explained) < share
 
 
 def another_task(history: History, calm: int = 8) -> Bools:
@@ -264,7 +261,7 @@ def inside(history: History, kind: str, min_samples: int = 4, soon: int = 20) ->
     at, values, places = sampled(history, kind, f"layer_of/{kind}")
     if len(at) < min_samples:
         return None
-    last = ended(values)
+    last = late_median(values)
     next_to = int(np.searchsorted(at, at[0] + soon, side="right")) - 1
     early = values[next_to] if next_to else float("nan")
     return Inside(values[0], early, last, values.min(), int(at[0]), int(at[next_to]), layer_at(history, places[-1]))

@@ -1,4 +1,4 @@
-"""What rules ask of a series of numbers: how much of it is noise.
+"""What rules ask of a series of numbers: how much of it is noise, and where it came to.
 
 Legend: N values of a series.
 """
@@ -31,3 +31,8 @@ def noise_of_one(values: Floats) -> float:
 def quietest(distances: Floats) -> float:
     """The `deviation` in the quarter of the series where it is least."""
     return min(deviation(part) for part in np.array_split(distances, 4))
+
+
+def late_median(values: Floats, least: int = 3) -> float:
+    """Where a series `[N]` came to: the median of its last quarter, of the `least` last values or more."""
+    return float(np.median(values[-max(least, len(values) // 4) :]))
