@@ -10,6 +10,7 @@ import numpy as np
 from gradwatch.analysis.rules.activation_facts import still_grows
 from gradwatch.analysis.rules.finding import Evidence, Finding, Severity
 from gradwatch.analysis.rules.progress import succeeds
+from gradwatch.analysis.rules.series import holds_from
 from gradwatch.history import History
 
 
@@ -31,8 +32,7 @@ def activation_outlier(history: History, peak: float = 20.0, growth: float = 3.0
     if not len(hit):
         return []
     with np.errstate(invalid="ignore"):
-        held = ~np.any(ratio[:, hit] > peak, axis=1)
-    began = int(np.flatnonzero(held)[-1]) + 1 if held.any() else 0
+        began = holds_from(np.any(ratio[:, hit] > peak, axis=1))
     worst = hit[np.argmax(last[hit])]
     name = table.layers[worst]
     order = np.where(np.isin(np.arange(len(table.layers)), hit), table.values["order"][-1], np.inf)

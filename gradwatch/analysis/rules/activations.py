@@ -16,6 +16,7 @@ from gradwatch.analysis.rules.loss_graph import neighbours, paths
 from gradwatch.analysis.rules.losses import has_rivals, learnt
 from gradwatch.analysis.rules.progress import succeeds
 from gradwatch.analysis.rules.sampled_losses import inside, sampled
+from gradwatch.analysis.rules.series import holds_from
 from gradwatch.formatting import percent
 from gradwatch.history import History
 
@@ -89,8 +90,7 @@ def _held(history: History, quantity: str, share: float, min_rows: int, rule: st
     hit = [i for i in at if typical[i] > share]
     if not hit:
         return []
-    below = ~(table.values[quantity][:, hit] > share / 2).all(axis=1)
-    began = int(np.flatnonzero(below)[-1]) + 1 if below.any() else 0
+    began = holds_from((table.values[quantity][:, hit] > share / 2).all(axis=1))
     first = int(table.step[min(began, len(table) - 1)])
     worst = max(typical[i] for i in hit)
     cause, cure = words(worst, len(hit), first if began else None)
@@ -142,7 +142,7 @@ def _on_the_way(
     if seen is None or not seen.first < first <= share < seen.last:
         return []
     at, values = sampled(history, kind)
-    since = int(at[min(np.flatnonzero(values < 0.8 * share)[-1] + 1, len(at) - 1)])
+    since = int(at[min(holds_from(values >= 0.8 * share), len(at) - 1)])
     cause, cure = words(seen.last, 1, since)
     evidence: Evidence = {"share": seen.last, "at_first": float(seen.first), "modules": 1}
     return [Finding(rule, "warning", (seen.layer,), since, int(history.step[-1]), evidence, cause, cure)]

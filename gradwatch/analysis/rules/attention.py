@@ -14,6 +14,7 @@ from gradwatch.analysis.rules.activation_facts import medians, still_grows
 from gradwatch.analysis.rules.finding import Evidence, Finding, Severity, Why
 from gradwatch.analysis.rules.progress import came_down, succeeds
 from gradwatch.analysis.rules.sampled_losses import inside
+from gradwatch.analysis.rules.series import holds_from
 from gradwatch.formatting import percent
 from gradwatch.history import Bools, History
 from gradwatch.table import Table
@@ -167,8 +168,7 @@ def _finding(
 
 def _since(heads: Table, holds: Bools) -> int:
     """The first sampled step from which on it held to the end, or the last."""
-    clear = np.flatnonzero(~holds)
-    return int(heads.step[min(clear[-1] + 1 if len(clear) else 0, len(heads) - 1)])
+    return int(heads.step[min(holds_from(holds), len(heads) - 1)])
 
 
 def _heads(count: int) -> str:

@@ -24,6 +24,7 @@ from gradwatch.analysis.rules.losses import learnt
 from gradwatch.analysis.rules.no_gradient import CUT_OFF, ZEROED, is_hardly_missed, wiped
 from gradwatch.analysis.rules.once import once
 from gradwatch.analysis.rules.progress import all_learnt
+from gradwatch.analysis.rules.series import holds_from
 from gradwatch.analysis.rules.vanishing import vanishing
 from gradwatch.history import Bools, Floats, History
 from gradwatch.table import squares
@@ -193,8 +194,7 @@ def _nothing_left_at_once(history: History, early: float = 0.02, min_steps: int 
     of the run is over.
     """
     norm, nothing = history.total("grad_norm"), learnt(history, 0.0)
-    alive = np.flatnonzero(~((norm == 0) & nothing))
-    row = int(alive[-1]) + 1 if len(alive) else 0
+    row = holds_from((norm == 0) & nothing)
     if len(history) < min_steps or row > early * len(history):
         return []
     evidence: Evidence = {

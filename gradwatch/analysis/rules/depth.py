@@ -14,6 +14,7 @@ from gradwatch.analysis.rules.facts import USUAL_RATIO, clips, is_adaptive, midd
 from gradwatch.analysis.rules.finding import Finding, Severity
 from gradwatch.analysis.rules.layer_facts import matrices, measured, numel
 from gradwatch.analysis.rules.once import once
+from gradwatch.analysis.rules.series import stretches
 from gradwatch.analysis.rules.tries import new_rate
 from gradwatch.formatting import setting_text
 from gradwatch.history import Bools, Floats, History
@@ -149,12 +150,8 @@ def _rate_of_the_others(history: History, leader: int, shared: bool) -> str:
 
 def longest(mask: Bools) -> tuple[int, int]:
     """The longest run of true values in a mask: its first place, and the one after its last; (0, 0) where none is."""
-    edges = np.flatnonzero(np.diff(np.concatenate([[False], mask, [False]]).astype(np.int8)))
-    starts, stops = edges[::2], edges[1::2]
-    if not len(starts):
-        return 0, 0
-    best = int((stops - starts).argmax())
-    return int(starts[best]), int(stops[best])
+    start, stop = max(stretches(mask), key=lambda each: each[1] - each[0], default=(0, 0))
+    return int(start), int(stop)
 
 
 def log10(values: Floats) -> Floats:

@@ -13,6 +13,7 @@ from gradwatch.analysis.rules.activation_facts import medians
 from gradwatch.analysis.rules.finding import Evidence, Finding, Severity
 from gradwatch.analysis.rules.layer_facts import shapes_of
 from gradwatch.analysis.rules.progress import succeeds
+from gradwatch.analysis.rules.series import holds_from
 from gradwatch.formatting import percent
 from gradwatch.history import History
 from gradwatch.table import nanmean
@@ -46,8 +47,8 @@ def expert_starved(
         hit = np.flatnonzero(judged & (np.maximum(mean, medians(of_equal[late:])) < share))
     if not len(hit):
         return []
-    fed = np.flatnonzero((of_equal[:, hit] >= 0.5).any(axis=1))
-    since = int(table.step[min(int(fed[-1]) + 1 if len(fed) else 0, len(table) - 1)])
+    starved = holds_from(~(of_equal[:, hit] >= 0.5).any(axis=1))
+    since = int(table.step[min(starved, len(table) - 1)])
     theirs = np.flatnonzero(np.isin(routers, routers[hit]))
     most = theirs[np.argmax(mean[theirs])]
     evidence: Evidence = {
@@ -56,7 +57,7 @@ def expert_starved(
     }  # fmt: skip
     severity: Severity = "note" if succeeds(history) else "warning"
     names = tuple(table.layers[i] for i in hit)
-    cause, cure = _words(evidence, share, since if len(fed) else None)
+    cause, cure = _words(evidence, share, since if starved else None)
     return [Finding("expert-starved", severity, names, since, int(history.step[-1]), evidence, cause, cure)]
 
 

@@ -12,6 +12,7 @@ from gradwatch.analysis.rules.finding import Finding, either, whole_run
 from gradwatch.analysis.rules.layer_facts import bias_columns, matrices, pick
 from gradwatch.analysis.rules.losses import has_rivals
 from gradwatch.analysis.rules.progress import came_down, loss_progress, reaches_its_goal, succeeds, unmoved
+from gradwatch.analysis.rules.series import holds_from
 from gradwatch.history import Floats, History
 
 
@@ -81,8 +82,7 @@ def _faded_since(norm: Floats, faded: float, first: int) -> int:
     Not the first one below it: the first step's may be small beside those of the steps that it is followed by.
     """
     level = np.array([middle(row) for row in norm / np.array([middle(column) for column in norm[:first].T])])
-    had = np.flatnonzero(smooth(np.where(np.isfinite(level), level, np.inf)) >= faded)
-    return min(int(had[-1]) + 1, len(norm) - 1) if len(had) else 0
+    return min(holds_from(smooth(np.where(np.isfinite(level), level, np.inf)) < faded), len(norm) - 1)
 
 
 _UNHEARD = (

@@ -25,6 +25,7 @@ from gradwatch.analysis.rules.layer_facts import (
     pick,
 )
 from gradwatch.analysis.rules.sampled_losses import inside
+from gradwatch.analysis.rules.series import stretches
 from gradwatch.analysis.rules.step_length import lengthened
 from gradwatch.analysis.rules.tries import new_rate, rate_times, warm_up
 from gradwatch.formatting import percent
@@ -128,6 +129,5 @@ def _plainly(history: History, ratio: Floats, limit: float) -> bool:
 
 def _spells(rows: Rows, mask: Bools, steps: int) -> list[tuple[int, int]]:
     """Where `mask` `[M]` holds without a break over more than `steps` steps, three measurements at least."""
-    edges = np.flatnonzero(np.diff(np.concatenate([[False], mask, [False]]).astype(np.int8)))
-    spells = zip(edges[::2], edges[1::2] - 1, strict=True)
+    spells = stretches(mask) - [0, 1]
     return [(int(a), int(b)) for a, b in spells if b - a >= 2 and rows[b] - rows[a] > steps]

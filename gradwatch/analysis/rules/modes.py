@@ -12,6 +12,7 @@ import numpy as np
 from gradwatch.analysis.rules.facts import LEAST_STEPS
 from gradwatch.analysis.rules.finding import Finding, Severity, either, whole_run
 from gradwatch.analysis.rules.sampled_losses import inside
+from gradwatch.analysis.rules.series import holds_from
 from gradwatch.formatting import setting_text
 from gradwatch.history import History
 
@@ -28,8 +29,7 @@ def left_in_eval(history: History, min_steps: int = 20) -> list[Finding]:
     Source: torch's documentation of `Module.eval`, and of `BatchNorm2d` ("running estimates ... for evaluation").
     """
     evaluating = history.total("eval_mode") == 1
-    trained = np.flatnonzero(~evaluating)
-    since = int(trained[-1]) + 1 if len(trained) else 0
+    since = holds_from(evaluating)
     if len(history) - since < min_steps:
         return []
     norms, fresh = _norms(history), _began_fresh(history)

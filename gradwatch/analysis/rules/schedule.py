@@ -9,6 +9,7 @@ import numpy as np
 
 from gradwatch.analysis.rules.facts import rates, settings
 from gradwatch.analysis.rules.finding import Evidence, Why
+from gradwatch.analysis.rules.series import holds_from
 from gradwatch.analysis.rules.tries import rate_times
 from gradwatch.formatting import setting_text
 from gradwatch.history import Bools, Floats, History
@@ -73,8 +74,7 @@ _CYCLE = (
 
 def _gone(rate: Floats, least: Floats) -> int:
     """The row from which on each group's rate `[T, G]` is at its `least` or below."""
-    left = np.flatnonzero((rate > least * (1 + 1e-6)).any(axis=1))
-    return int(left[-1]) + 1 if len(left) else 0
+    return holds_from(~(rate > least * (1 + 1e-6)).any(axis=1))
 
 
 def _falls(rate: Floats, share: float = 0.1) -> list[int]:

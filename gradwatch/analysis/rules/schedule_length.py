@@ -11,6 +11,7 @@ from gradwatch.analysis.rules.facts import rates, set_rate
 from gradwatch.analysis.rules.finding import Finding, Severity, either, whole_run
 from gradwatch.analysis.rules.progress import succeeds
 from gradwatch.analysis.rules.sampled_losses import sampled
+from gradwatch.analysis.rules.series import holds_from
 from gradwatch.formatting import percent, setting_text
 from gradwatch.history import Floats, History
 
@@ -123,7 +124,7 @@ def _below_zero(history: History, least: int = 5) -> list[Finding]:
     below = np.asarray((rate < 0).any(axis=1))
     if not below[-least:].all():
         return []
-    step, lowest = int(history.step[np.flatnonzero(~below)[-1] + 1]), float(np.nanmin(rate[-1]))
+    step, lowest = int(history.step[holds_from(below)]), float(np.nanmin(rate[-1]))
     return [
         Finding(
             "schedule-too-short",

@@ -13,6 +13,7 @@ from gradwatch.analysis.rules.finding import Evidence, Finding, Severity
 from gradwatch.analysis.rules.layer_facts import matrices, measured, pick
 from gradwatch.analysis.rules.losses import has_rivals, training_losses
 from gradwatch.analysis.rules.progress import succeeds
+from gradwatch.analysis.rules.series import holds_from
 from gradwatch.history import History
 
 
@@ -89,8 +90,7 @@ def _of_the_first_steps(
     if not np.isfinite(norm[:first]).any():
         return []
     usual = middle(norm[late])
-    still_large = np.flatnonzero(norm[: len(norm) // 5] > times / 3 * usual)
-    first = max(first, int(still_large[-1]) + 1 if len(still_large) else 0)
+    first = max(first, holds_from(~(norm[: len(norm) // 5] > times / 3 * usual)))
     large = float(np.nanmax(norm[:first]))
     memory = 1 / max(1 - max(betas), 1e-9)
     steady = middle(rate[late].max(axis=1)) > 0.3 * np.nanmax(rate)

@@ -14,6 +14,7 @@ from gradwatch.analysis.rules.finding import Evidence, Finding, whole_run
 from gradwatch.analysis.rules.layer_facts import pick
 from gradwatch.analysis.rules.losses import has_rivals
 from gradwatch.analysis.rules.sampled_losses import are_left_out, dropped_passes
+from gradwatch.analysis.rules.series import stretches
 from gradwatch.analysis.rules.tries import clip_with
 from gradwatch.formatting import percent
 from gradwatch.history import Bools, History
@@ -33,7 +34,7 @@ def skips_often(history: History, share: float = 0.1, few: int = 10, in_a_row: i
     policies = [p for p in members(history.run.clip) if isinstance(p, Policy) and p.can_skip]
     bad = nonfinite_rows(history)
     skipped = (history.total("skipped") > 0) & ~(bad & np.isfinite(history.total("loss_scale")))
-    count, longest = int(skipped.sum()), _longest(skipped)
+    count, longest = int(skipped.sum()), int(np.diff(stretches(skipped)).max(initial=0))
     if not policies or not (count >= max(few, share * len(history)) or longest >= in_a_row):
         return _of_the_loop(history, few)
     lost = int((skipped & bad).sum())
@@ -91,12 +92,6 @@ def _of_the_loop(history: History, few: int) -> list[Finding]:
             "out, or put it far above the usual norm.",
         )
     ]
-
-
-def _longest(mask: Bools) -> int:
-    """The most rows on end of which it holds."""
-    edges = np.flatnonzero(np.diff(mask.astype(np.int8), prepend=0, append=0))
-    return int((edges[1::2] - edges[::2]).max(initial=0))
 
 
 def _lost_layers(history: History, rows: Bools) -> Bools:

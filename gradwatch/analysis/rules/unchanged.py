@@ -15,6 +15,7 @@ from gradwatch.analysis.rules.finding import Evidence, Finding, Severity, either
 from gradwatch.analysis.rules.layer_facts import directness, largest_ratio, matrices, measured, numel, pick
 from gradwatch.analysis.rules.owners import rate_columns, written_before
 from gradwatch.analysis.rules.progress import all_learnt
+from gradwatch.analysis.rules.series import holds_from
 from gradwatch.analysis.rules.small_updates import update_too_small, weak_gradients
 from gradwatch.formatting import setting_text
 from gradwatch.history import Bools, Floats, History
@@ -39,8 +40,7 @@ def weights_unchanged(history: History, min_steps: int = 10, min_measured: int =
 
 def _tail(mask: Bools, least: int) -> int | None:
     """The row from which `mask` `[T]` holds to the end, if that is at least `least` rows and half of all; else None."""
-    broken = np.flatnonzero(~mask)
-    start = int(broken[-1]) + 1 if len(broken) else 0
+    start = holds_from(mask)
     return start if len(mask) - start >= max(least, len(mask) / 2) else None
 
 
@@ -95,8 +95,7 @@ def _still(
                 still |= (wanted < eps[i] / FEW_MOVE) & (own < wanted / 2)  # rounded by chance they move further
             if away is not None:  # put back between two steps, of which the first moved it
                 still[1:] |= (own[:-1] > 0) & (away[rows[1:], i] == 0)
-        moves = np.flatnonzero(known & ~still)
-        last[i] = moves[-1] + 1 if len(moves) else 0  # still from here
+        last[i] = holds_from(still | ~known)
         seen[i] = known[last[i] :].sum()
     long = (len(rows) - last >= max(least_measured, len(rows) / 2)) & (
         len(history) - steps[np.minimum(last, len(rows) - 1)] >= least
