@@ -8,7 +8,7 @@ from itertools import pairwise
 from gradwatch.analysis.rules.facts import is_adaptive
 from gradwatch.analysis.rules.layer_facts import chance_loss, initial_gains
 from gradwatch.analysis.rules.loss_graph import paths
-from gradwatch.analysis.rules.losses import first_quarter, scaled_losses
+from gradwatch.analysis.rules.losses import first_values
 from gradwatch.history import History
 
 
@@ -21,8 +21,7 @@ def begins_far(history: History, cause: str, cure: str, times: float = 3.0) -> t
     """
     if summed := of_a_sum(history, cause, cure):
         return summed
-    firsts = [first_quarter(values)[:1] for values in scaled_losses(history).values()]
-    began, chance = max((float(first[0]) for first in firsts if len(first)), default=0.0), chance_loss(history)
+    began, chance = max(first_values(history).values(), default=0.0), chance_loss(history)
     if not began > times * chance:
         return None
     norms = any("Norm" in module for module in history.run.modules.values())

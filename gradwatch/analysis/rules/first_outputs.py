@@ -25,7 +25,7 @@ from gradwatch.analysis.rules.layer_facts import (
 )
 from gradwatch.analysis.rules.long_steps import lr_too_high
 from gradwatch.analysis.rules.loss_graph import is_mean_cross_entropy, number_of_classes, paths
-from gradwatch.analysis.rules.losses import scaled_losses
+from gradwatch.analysis.rules.losses import first_values
 from gradwatch.analysis.rules.progress import came_down, loss_progress, succeeds
 from gradwatch.analysis.rules.sampled_losses import in_the_beginning, sampled
 from gradwatch.analysis.rules.step_length import first_ratio
@@ -250,11 +250,10 @@ def initial_finding(
     alternatives: tuple[str, ...] = (),
 ) -> Finding:
     """The finding, with what each loss was at first as evidence."""
-    for name, values in scaled_losses(history).items():
-        evidence[f"first_{name}"] = float(values[np.isfinite(values)][0])
+    evidence |= {f"first_{name}": value for name, value in first_values(history).items()}
     return whole_run(history, "bad-initialisation", layers, evidence, cause, cure, alternatives)
 
 
 def far_off(history: History, chance: float, times: float = 2.0) -> bool:
     """Whether a training loss began at `times` what equal probabilities give, or above."""
-    return any(float(values[np.isfinite(values)][0]) > times * chance for values in scaled_losses(history).values())
+    return any(value > times * chance for value in first_values(history).values())

@@ -18,7 +18,7 @@ from gradwatch.analysis.rules.far_beginning import begins_far, begins_small
 from gradwatch.analysis.rules.finding import Evidence, Finding, Why, either
 from gradwatch.analysis.rules.layer_facts import largest_ratio, matrices, pick
 from gradwatch.analysis.rules.losses import (
-    first_quarter,
+    first_values,
     has_rivals,
     odd_batch,
     scaled_losses,
@@ -105,10 +105,7 @@ def _begins_out_of_scale(history: History, large: float = 1e4) -> bool:
 
     Later steps may bring them down: then it was slow for nothing. Healthy trainings of the tests begin below 50.
     """
-    norm, began = (
-        middle(history.total("grad_norm")[:3]),
-        [v[0] for v in map(first_quarter, scaled_losses(history).values())],
-    )
+    norm, began = middle(history.total("grad_norm")[:3]), first_values(history).values()
     return norm > large and bool(began) and max(began) > large and _along(history, 0)[0] == "time"
 
 
@@ -173,7 +170,7 @@ def _over_steps(history: History, row: int, large: float = 1e4) -> Why:
     cure = f"Lower the learning rate or warm it up, and clip: {limit}."
     tries = (f"{A_THIRD} {bound}", f"{later} {bound}", bound, LOWER)
     far = begins_far(history, f"{_TOO_LARGE}.", cure)
-    began = max((first_quarter(v)[0] for v in scaled_losses(history).values()), default=0.0)
+    began = max(first_values(history).values(), default=0.0)
     if began > large and not calm:
         cause = f"The loss begins at {began:.2g}, and the gradients and the steps are as large: its targets are "
         cause += "far from unit size, or it is a sum."

@@ -23,7 +23,7 @@ from gradwatch.analysis.rules.layer_facts import (
     shapes_of,
 )
 from gradwatch.analysis.rules.loss_graph import given_data
-from gradwatch.analysis.rules.losses import scaled_losses
+from gradwatch.analysis.rules.losses import first_values
 from gradwatch.analysis.rules.progress import reaches_its_goal, succeeds
 from gradwatch.analysis.rules.sampled_losses import given, in_the_beginning, inside
 from gradwatch.analysis.rules.standstill import equal_odds
@@ -205,7 +205,7 @@ def _is_bounded(history: History, layer: int) -> bool:
 
 def learns_from_chance(history: History, times: float = 3.0) -> bool:
     """Whether a training succeeds whose losses began below `times` that of equal odds (log 2 of one or two rows)."""
-    began = [float(values[np.isfinite(values)][0]) for values in scaled_losses(history).values()]
+    began = first_values(history).values()
     return bool(began) and max(began) < times * equal_odds(history) and succeeds(history)
 
 

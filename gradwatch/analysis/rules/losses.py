@@ -59,6 +59,11 @@ def scaled_losses(history: History, nothing: float = 1e-6) -> dict[str, Floats]:
     return {n: values for n, values in found.items() if early[n].min() >= 0 and not early[n][0] < least}
 
 
+def first_values(history: History) -> dict[str, float]:
+    """The first value of each loss whose size says something (`scaled_losses`), by name."""
+    return {name: float(first_quarter(values)[0]) for name, values in scaled_losses(history).items()}
+
+
 def _logs_an_agent(history: History) -> bool:
     """Whether a loss of a policy or of values is logged, or a policy and values under whatever name."""
     acts = [name for name in history.logged if _OF_A_POLICY.search(name)]
