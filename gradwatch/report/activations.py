@@ -15,7 +15,7 @@ from gradwatch.analysis.rules.facts import column_medians
 from gradwatch.formatting import percent, quantity_text
 from gradwatch.history import History
 from gradwatch.report.downsample import heatmap
-from gradwatch.report.plotly_figures import Chart, heatmap_figure, off_scale
+from gradwatch.report.plotly_figures import Chart, cells_text, heatmap_figure, off_scale
 from gradwatch.table import Table
 
 MAPS = {"rms": "RMS", "max": "largest |a|", "saturated": "saturated share", "dead": "dead units"}
@@ -112,14 +112,10 @@ def _map(history: History, quantity: str, title: str, what: str, table: str) -> 
     data = heatmap(shown, quantity, lowest=quantity in LOWEST)
     if data is None or (quantity in SHARES and not (data.value > 0).any()):
         return None
-    drawn, height = heatmap_figure(data, title, share=quantity in SHARES, count=quantity in COUNTS)
-    drawn["layout"]["xaxis"]["range"] = [float(history.step[0]) - 0.5, float(history.step[-1]) + 0.5]
+    drawn, height = heatmap_figure(data, title, history.step, quantity in SHARES, quantity in COUNTS)
     kept = "lowest" if quantity in LOWEST else "highest"
     note = f"{what.capitalize()}s in the order in which their outputs come; {len(shown.by_layer)} sampled steps."
-    if data.steps_per_column > 1:
-        note += f" Each column is the {kept} of {data.steps_per_column} of them."
-    if data.layers_per_row > 1:
-        note += f" Each row is the {kept} of {data.layers_per_row} neighbouring {what}s."
+    note = " ".join([note, *cells_text(data, kept, "of them", f"{what}s")])
     note += "" if quantity in (*SHARES, *COUNTS) else off_scale(data)
     return Chart(_title(shown.by_layer, quantity, title, what), drawn, height, note, title)
 

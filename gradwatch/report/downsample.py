@@ -31,6 +31,11 @@ class Heatmap:
     steps_per_column: int
     layers_per_row: int
 
+    @property
+    def logs(self) -> Floats:
+        """log10 of each `value`; NaN where that is not above 0."""
+        return np.asarray(np.log10(np.where(self.value > 0, self.value, np.nan)))
+
 
 def heatmap(
     history: History, quantity: str, max_rows: int = 200, max_columns: int = 600, lowest: bool = False

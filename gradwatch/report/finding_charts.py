@@ -47,7 +47,7 @@ Draw = Callable[[History, Finding], "Chart | None"]
 def finding_chart(history: History, finding: Finding) -> Chart | None:
     """The chart for `finding`, or the total norm where the one for its rule was not recorded; None without norms."""
     lane = history.lanes().get(finding.optimizer, history)
-    return CHARTS.get(finding.rule, norm_curve)(lane, finding) or norm_curve(lane, finding)
+    return CHARTS.get(finding.rule, loss_curve)(lane, finding) or norm_curve(lane, finding)
 
 
 def norm_curve(history: History, finding: Finding) -> Chart | None:
@@ -120,9 +120,7 @@ def layer_heatmap(quantity: str, label: str, onset: bool = False) -> Draw:
         data = heatmap(part, quantity, max_rows=MOST_ROWS, max_columns=300)
         if data is None:
             return None
-        drawn, height = heatmap_figure(data, quantity)
-        left, right = float(part.step[0]) - 0.5, float(part.step[-1]) + 0.5
-        drawn["layout"]["xaxis"]["range"] = [left, right]
+        drawn, height = heatmap_figure(data, quantity, part.step)
         drawn = _marked(drawn, part, finding, fill="rgba(0,0,0,0)")
         notes = ["Red: inf or NaN; a cross: the first of a layer."] * bool(data.nonfinite.any())
         notes += ["Grey: exactly zero."] * bool(data.zero.any())
@@ -261,25 +259,11 @@ CHARTS: dict[str, Draw] = {
     "weight-decay-too-strong": _WEIGHTS,
     "renorm-binds": layer_curves("renorm_rate", "share of units scaled back", log=False),
     "imbalance": layer_curves("grad_norm", "gradient norm"),
-    "lr-too-high": loss_curve,
-    "no-progress": loss_curve,
-    "labels-do-not-fit-inputs": loss_curve,
-    **dict.fromkeys(("entropy-too-strong", "loss-terms-unbalanced"), loss_curve),
-    "negative-loss": loss_curve,
-    **dict.fromkeys(("softmax-twice", "activation-on-logits", "accumulation-not-averaged"), loss_curve),
-    **dict.fromkeys(("shapes-broadcast", "softmax-over-the-batch", "norm-over-too-few", "axes-mixed"), loss_curve),
-    **dict.fromkeys(("mask-inverted", "padding-read-as-data", "positions-missing"), loss_curve),
-    **dict.fromkeys(("dropout-too-strong", "no-activation"), loss_curve),
-    **dict.fromkeys(("labels-not-shifted", "targets-out-of-range", "padding-in-loss"), loss_curve),
-    **dict.fromkeys(("targets-not-normalised", "data-not-shuffled", "class-imbalance"), loss_curve),
-    **dict.fromkeys(("accumulation-wiped", "logits-bounded", "future-seen"), loss_curve),
-    **dict.fromkeys(("codebook-collapse", "posterior-collapse"), loss_curve),
-    **dict.fromkeys(("returns-not-normalised", "wrong-sign", "weights-reset"), loss_curve),
-    **dict.fromkeys(("policy-loss-trains-critic", "labels-ignored", "target-not-detached"), loss_curve),
-    **dict.fromkeys(("views-identical", "representation-collapse", "values-overestimated"), loss_curve),
-    **dict.fromkeys(("target-network-stale", "generator-starves"), loss_curve),
-    "optimizer-state-lost": loss_curve,
+    **dict.fromkeys(("exploding", "spike", "noise-dominated", "gradients-accumulate", "below-epsilon"), norm_curve),
+    **dict.fromkeys(("clip-inert", "clip-after-step", "clip-without-gradient", "clip-before-unscale"), norm_curve),
+    **dict.fromkeys(("double-clip", "policy-never-acts", "skips-often"), norm_curve),
+    **dict.fromkeys(("bad-initialisation", "inputs-not-normalised", "left-in-eval", "norm-statistics"), norm_curve),
     "schedule-too-short": rate_curve,
     "warmup-too-long": rate_curve,
 }
-"""Which chart shows which disease. The total norm shows every other: exploding, spike, clip-inert, ..."""
+"""Which chart shows which disease. The training loss shows every other."""

@@ -23,6 +23,7 @@ from gradwatch.report.plotly_figures import (
     BAD,
     VIRIDIS,
     Chart,
+    cells_text,
     color_range,
     figure,
     heatmap_figure,
@@ -57,18 +58,14 @@ def heatmap_charts(history: History, run: RunSummary) -> tuple[list[Chart], list
         if data is None:
             missing.append(f"{title} is not shown: this run did not record it.")
             continue
-        drawn, height = heatmap_figure(data, quantity, share=share)
-        drawn["layout"]["xaxis"]["range"] = [float(history.step[0]) - 0.5, float(history.step[-1]) + 0.5]
+        drawn, height = heatmap_figure(data, quantity, history.step, share=share)
         few = len(shown.layers) < len(history.layers)
         notes = [
             f"{len(shown.layers)} of {len(history.layers)} layers, in model order." if few else "Layers in model order."
         ]
         if run.lanes:
             notes.append("Each layer over the steps of its own part or optimizer.")
-        if data.steps_per_column > 1:
-            notes.append(f"Each column is the highest of {data.steps_per_column} recorded steps, so no spike is lost.")
-        if data.layers_per_row > 1:
-            notes.append(f"Each row is the highest of {data.layers_per_row} neighbouring layers.")
+        notes += cells_text(data, "highest", "recorded steps, so no spike is lost", "layers")
         if quantity in ASKED:
             middle = [*zip(column_medians(shown.layer(quantity)).tolist(), shown.layers, strict=True)]
         else:
@@ -135,14 +132,11 @@ def heatmap_grid(members: dict[str, list[History]], found: Mapping[int, Heatmap 
 def _traces(data: Heatmap, policy: str, number: int) -> list[dict[str, Any]]:
     """The map, and its non-finite cells over it; axes are numbered from 1, and Plotly calls the first `x`."""
     end = "" if number == 1 else str(number)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        logs = np.log10(np.where(data.value > 0, data.value, np.nan))
     common = {"type": "heatmap", "x": pack(data.step), "y": [text(name) for name in data.rows], "xaxis": f"x{end}",
               "yaxis": f"y{end}", "hoverongaps": False, "legendgroup": printable(policy)}  # fmt: skip
     head = f"{text(short(policy, 80))}<br>%{{y}}<br>step %{{x}}: "
-    traces: list[dict[str, Any]] = [
-        {**common, "z": pack(logs), "coloraxis": "coloraxis", "hovertemplate": f"{head}10^%{{z:.2f}}<extra></extra>"}
-    ]
+    said = f"{head}10^%{{z:.2f}}<extra></extra>"
+    traces: list[dict[str, Any]] = [{**common, "z": pack(data.logs), "coloraxis": "coloraxis", "hovertemplate": said}]
     if data.nonfinite.any():
         cells = pack(np.where(data.nonfinite, 1.0, np.nan))
         traces.append({**common, "z": cells, "zmin": 0, "zmax": 1, "showscale": False,
@@ -171,7 +165,6 @@ def _place(
 
 
 def _scale(low: float, high: float) -> dict[str, Any]:
-    colors = [[i / (len(VIRIDIS) - 1), color] for i, color in enumerate(VIRIDIS)]
     title = {"text": "log10 grad_norm", "side": "right"}
-    return {"cmin": low, "cmax": high, "colorscale": colors,
+    return {"cmin": low, "cmax": high, "colorscale": VIRIDIS,
             "colorbar": {"thickness": 12, "outlinewidth": 0, "title": title}}  # fmt: skip

@@ -64,11 +64,8 @@ def _draw_heatmap(axes: Axes, data: Heatmap) -> None:
 
     extent = (data.step[0] - 0.5, data.step[-1] + data.steps_per_column - 0.5, len(data.rows) - 0.5, -0.5)
     axes.set_facecolor(ABSENT)
-    with np.errstate(divide="ignore"):
-        logs = np.log10(np.where(data.value > 0, data.value, np.nan))
-    finite = logs[np.isfinite(logs)]
-    low, high = color_range(finite)
-    image = axes.imshow(logs, extent=extent, aspect="auto", interpolation="nearest", vmin=low, vmax=high)
+    low, high = color_range(data.logs[np.isfinite(data.logs)])
+    image = axes.imshow(data.logs, extent=extent, aspect="auto", interpolation="nearest", vmin=low, vmax=high)
     marks = np.where(data.nonfinite, 1.0, np.where(data.zero, 0.0, np.nan))
     axes.imshow(marks, extent=extent, aspect="auto", interpolation="nearest", vmin=0, vmax=1,
                 cmap=ListedColormap([ZERO, BAD]))  # fmt: skip

@@ -27,7 +27,8 @@ NO_POLICY_COLOR = "#4b5260"
 PALETTE = ("#2f6fd0", "#e08a1e", "#2f9e6e", "#b64fc8", "#d9534f", "#18a0b5", "#8c6d46", "#7a72e0", "#e377a8", "#8aa52b")
 POINTS = 1200
 LETTER = 9  # pixels that one takes in the words beside a colour bar, with its margins
-VIRIDIS = ("#440154", "#482878", "#3e4a89", "#31688e", "#26828e", "#1f9e89", "#35b779", "#6ece58", "#b5de2b", "#fde725")
+_COLORS = ("#440154", "#482878", "#3e4a89", "#31688e", "#26828e", "#1f9e89", "#35b779", "#6ece58", "#b5de2b", "#fde725")
+VIRIDIS = [[i / (len(_COLORS) - 1), color] for i, color in enumerate(_COLORS)]  # as a colour scale
 
 
 @dataclass(frozen=True)
@@ -203,8 +204,7 @@ def color_range(logs: Floats) -> tuple[float, float]:
 
 def off_scale(data: Heatmap) -> str:
     """A sentence on the rows that lie beyond a map's colours by more than a decade, all of them; empty without such."""
-    with np.errstate(divide="ignore"):
-        logs = np.log10(np.where(data.value > 0, data.value, np.nan))
+    logs = data.logs
     low, high = color_range(logs[np.isfinite(logs)])
     below, above = np.fmax.reduce(logs, axis=1) < low - 1, np.fmin.reduce(logs, axis=1) > high + 1
     counts = {"below": int(below.sum()), "above": int(above.sum())}
@@ -212,12 +212,19 @@ def off_scale(data: Heatmap) -> str:
     return f" The colours' scale leaves out {' and '.join(found)} it." if found else ""
 
 
-def heatmap_figure(data: Heatmap, quantity: str, share: bool = False, count: bool = False) -> tuple[Figure, int]:
-    """The heatmap of log10 of a quantity, or of a `share` or a `count` as it is, and its height in pixels; layers run
-    from top to bottom in model order.
+def cells_text(data: Heatmap, kept: str, steps: str, layers: str) -> list[str]:
+    """What of several `steps` and `layers` a cell of a map shows, a sentence each; none where it stands for one."""
+    ways = ("column", data.steps_per_column, steps), ("row", data.layers_per_row, f"neighbouring {layers}")
+    return [f"Each {way} is the {kept} of {n} {of}." for way, n, of in ways if n > 1]
+
+
+def heatmap_figure(
+    data: Heatmap, quantity: str, step: NDArray[Any] | None = None, share: bool = False, count: bool = False
+) -> tuple[Figure, int]:
+    """The heatmap of log10 of a quantity, or of a `share` or a `count` as it is, over all of `step` where it is given,
+    and its height in pixels; layers run from top to bottom in model order.
     """
-    with np.errstate(divide="ignore", invalid="ignore"):
-        shown = data.value if share or count else np.log10(np.where(data.value > 0, data.value, np.nan))
+    shown = data.value if share or count else data.logs
     finite = shown[np.isfinite(shown)]
     low, high = (0.0, 1.0) if share else (0.0, float(finite.max(initial=1))) if count else color_range(finite)
     unit = quantity if share or count else f"log10 {quantity}"
@@ -228,7 +235,7 @@ def heatmap_figure(data: Heatmap, quantity: str, share: bool = False, count: boo
     beside = "<br>".join(wrap(unit, height // LETTER))
     traces = [
         {**common, "z": pack(shown), "zmin": low, "zmax": max(high, low + 0.1),
-         "colorscale": [[i / (len(VIRIDIS) - 1), color] for i, color in enumerate(VIRIDIS)],
+         "colorscale": VIRIDIS,
          "colorbar": {"thickness": 12, "outlinewidth": 0, "title": {"text": beside, "side": "right"}},
          "hovertemplate": f"%{{y}}<br>step %{{x}}: {said}<extra></extra>"},
     ]  # fmt: skip
@@ -244,6 +251,8 @@ def heatmap_figure(data: Heatmap, quantity: str, share: bool = False, count: boo
     ticks = names[:: -(-len(names) // 50)]
     labels = [text(short(name)) for name in data.rows[:: -(-len(names) // 50)]]
     drawn = figure(traces, "", legend=False, hovermode="closest", plot_bgcolor=ABSENT)
+    if step is not None:
+        drawn["layout"]["xaxis"]["range"] = [float(step[0]) - 0.5, float(step[-1]) + 0.5]
     drawn["layout"]["yaxis"] = {"type": "category", "autorange": "reversed", "automargin": True, "showgrid": False,
                                 "tickvals": ticks, "ticktext": labels, "tickfont": {"size": 11}}  # fmt: skip
     return drawn, height

@@ -8,12 +8,8 @@ _RUINED = {"nonfinite", "dead-layer", "spike", "imbalance", "vanishing", "weight
     "attention-logits-grow", "attention-collapsed", "activation-outlier", "expert-starved",
     "skips-often", "clip-over-muon", "stale-second-moment",
 }  # fmt: skip
-_MISMADE = _RUINED | {
-    "exploding",
-    "lr-too-high",
-    "softmax-twice",
-    "activation-on-logits",
-}  # what is put together wrongly is there at once
+_CAME_APART = _RUINED | {"exploding", "lr-too-high"}
+_MISMADE = _CAME_APART | {"softmax-twice", "activation-on-logits"}  # what is put together wrongly is there at once
 _UNCLIPPED = _MISMADE | {"double-clip"}
 _HARDLY_APART = {"update-too-small", "vanishing", "logits-bounded", "stale-second-moment"}  # what the loss is given
 _NAMED: dict[str, set[str]] = {
@@ -21,7 +17,7 @@ _NAMED: dict[str, set[str]] = {
     "mask-inverted": _MISMADE | {"positions-missing"},  # of words that it hides
     **dict.fromkeys(("padding-read-as-data", "positions-missing"), _MISMADE),
     "dropout-too-strong": _MISMADE | {"bad-initialisation"},
-    "accumulation-not-averaged": _RUINED | {"exploding", "lr-too-high", "update-too-large"},
+    "accumulation-not-averaged": _CAME_APART,
     "accumulation-wiped": _MISMADE | {"data-not-shuffled"},  # what is left is the last of its micro-batches
     **dict.fromkeys(("labels-not-shifted", "targets-out-of-range", "padding-in-loss", "data-not-shuffled"), _MISMADE),
     "labels-ignored": _MISMADE | {"weight-decay-too-strong"},
@@ -34,21 +30,20 @@ _NAMED: dict[str, set[str]] = {
     "entropy-too-strong": {"dead-units", "noise-dominated", "update-too-small"},
     "loss-terms-unbalanced": _MISMADE | {"targets-not-normalised", "double-clip"},
     "no-activation": _RUINED,
-    "values-overestimated": _RUINED | {"exploding", "lr-too-high", "targets-not-normalised"},
+    "values-overestimated": _CAME_APART | {"targets-not-normalised"},
     "weights-reset": {"lr-too-high", "spike", "update-too-large", "noise-dominated", "optimizer-state-lost"},
     "returns-not-normalised": _MISMADE | {"targets-not-normalised"},
     "targets-not-normalised": _MISMADE
     | {"bad-initialisation", "scaled-gradients", "gradients-accumulate", "posterior-collapse"},
-    "negative-loss": _RUINED | {"exploding", "lr-too-high", "scaled-gradients", "gradients-accumulate"},
-    "left-in-eval": _RUINED | {"exploding", "lr-too-high"},
-    "optimizer-state-lost": _RUINED | {"exploding", "lr-too-high"},
-    "schedule-too-short": _RUINED | {"exploding", "lr-too-high"},
+    "negative-loss": _CAME_APART | {"scaled-gradients", "gradients-accumulate"},
+    "left-in-eval": _CAME_APART,
+    "optimizer-state-lost": _CAME_APART,
+    "schedule-too-short": _CAME_APART,
     "warmup-too-long": {"update-too-small", "weights-unchanged"},
     **dict.fromkeys(("softmax-twice", "activation-on-logits"), _HARDLY_APART),
-    "inputs-not-normalised": _RUINED
-    | {"exploding", "lr-too-high", "bad-initialisation", "scaled-gradients", "posterior-collapse"},
-    "gradients-accumulate": _RUINED | {"exploding", "lr-too-high", "scaled-gradients"},
-    "scaled-gradients": _RUINED | {"exploding", "lr-too-high", "clip-is-your-learning-rate"},
+    "inputs-not-normalised": _CAME_APART | {"bad-initialisation", "scaled-gradients", "posterior-collapse"},
+    "gradients-accumulate": _CAME_APART | {"scaled-gradients"},
+    "scaled-gradients": _CAME_APART,
     "clip-before-unscale": {"clip-is-your-learning-rate", "double-clip", "update-too-small", "weights-unchanged"}
     | {"clip-over-muon"},
     "exploding": _RUINED | {"lr-too-high", "posterior-collapse"},
@@ -61,7 +56,7 @@ _NAMED: dict[str, set[str]] = {
         "stale-second-moment"},
     "lr-too-high": _RUINED | {"exploding", "below-epsilon", "posterior-collapse"},
     "below-epsilon": {"update-too-small", "weights-unchanged"},
-    "update-too-large": (_RUINED | {"exploding", "lr-too-high"}) - {"update-too-large"},
+    "update-too-large": _CAME_APART,
     "activation-outlier": {"spike", "exploding", "nonfinite", "weight-growth", "dead-units", "dead-layer",
         "lr-too-high", "attention-logits-grow", "attention-collapsed", "saturated", "imbalance",
         "noise-dominated"},
@@ -69,7 +64,7 @@ _NAMED: dict[str, set[str]] = {
     | {"update-too-small"},
     "spike": {"nonfinite", "exploding", "dead-layer", "lr-too-high", "update-too-large", "weight-growth"}
     | {"noise-dominated", "skips-often"},
-    "nonfinite": (_RUINED | {"exploding", "posterior-collapse"}) - {"nonfinite"},
+    "nonfinite": _RUINED | {"exploding", "posterior-collapse"},
     "representation-collapse": {"vanishing", "dead-units", "update-too-small"},  # what is alike has no gradient left
     "posterior-collapse": {"dead-layer", "dead-units", "vanishing", "imbalance", "update-too-small"},
     "weight-growth": {"exploding", "nonfinite", "dead-layer", "vanishing", "update-too-small", "renorm-binds"},
