@@ -24,6 +24,7 @@ from gradwatch.measure.autograd import without_autograd
 from gradwatch.measure.collectives import Sums, add_and_compare
 from gradwatch.measure.copies import Copies, mark
 from gradwatch.measure.distributed import local
+from gradwatch.measure.exact import exact_dtype
 from gradwatch.measure.looking import Looking
 from gradwatch.measure.multi_tensor import sent
 from gradwatch.measure.routers import Router, Tokens
@@ -143,8 +144,8 @@ class Activations:
         slots = list(self._slots.values())
         sums, largest = _of_calls(slots, device)  # [M, 5], [M]
         alive = [slot.alive_units(device) for slot in slots if slot.flat is not None]  # N of [U]
-        heads, tops = self._attention.parts(device, _exact(device), self.group is not None)
-        tokens = self._tokens.sums(device, _exact(device))
+        heads, tops = self._attention.parts(device, exact_dtype(device), self.group is not None)
+        tokens = self._tokens.sums(device, exact_dtype(device))
         if self.group is not None:
             marks = torch.stack([*(slot.marked(device) for slot in slots), *self._tokens.marked(device)])
             adding = [sums, *alive, *heads, *tokens]
@@ -243,7 +244,7 @@ class _Slot(Calls):
 
     def alive_units(self, device: torch.device) -> Tensor:
         """`[U]`: `ALIVE` for a unit that was not flat everywhere, 1 for one that was, 0 for none: to be added up."""
-        out = torch.zeros(UNITS, dtype=_exact(device), device=device)
+        out = torch.zeros(UNITS, dtype=exact_dtype(device), device=device)
         if self._alive is not None:
             out[self.first : self.first + len(self._alive)] = torch.where(self._alive, ALIVE, 1.0).to(device)
         return out
@@ -261,7 +262,7 @@ def _of_calls(slots: Sequence[_Slot], device: torch.device) -> tuple[Tensor, Ten
     """Of all calls of each module: sums of squares, zeros, flat ones (NaN where that is not known), non-finite ones and
     all, `[M, 5]`, of the precision that counts need; and the largest, `[M]` float32, -1 where nothing was seen.
     """
-    exact = _exact(device)
+    exact = exact_dtype(device)
     sums = torch.zeros(len(slots), 5, dtype=exact, device=device)
     largest = torch.full((len(slots),), -1.0, dtype=torch.float32, device=device)
     calls = [(i, call) for i, slot in enumerate(slots) for call in slot.calls]
@@ -292,11 +293,6 @@ def _together(numbers: Sequence[Tensor], device: torch.device, dtype: torch.dtyp
     if len({(n.device, n.dtype) for n in numbers}) > 1:
         numbers = [n.to(device, dtype) for n in numbers]
     return torch.stack([*numbers]).to(device, dtype)
-
-
-def _exact(device: torch.device) -> torch.dtype:
-    """What counts and sums are kept in: float32 loses count beyond 16 million, and only MPS has nothing else."""
-    return torch.float32 if device.type == "mps" else torch.float64
 
 
 def _pieces(y: Tensor, x: Tensor, keep: int | None) -> Iterator[tuple[Tensor, Tensor]]:

@@ -18,6 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from gradwatch.measure.autograd import without_autograd
 from gradwatch.measure.collectives import Sums
+from gradwatch.measure.exact import exact_dtype
 from gradwatch.measure.gradients import Batch
 from gradwatch.measure.layout import Layout, at, sample
 from gradwatch.measure.looking import Looking
@@ -75,7 +76,7 @@ def counts(batch: Batch) -> Tensor:
     Sorting and searching give the same counts on every device, and wait for none.
     """
     layout = batch.layout
-    every = torch.zeros(len(batch.names), 2 + len(_exponents()), dtype=_exact(layout), device=layout.device)
+    every = torch.zeros(len(batch.names), 2 + len(_exponents()), dtype=exact_dtype(layout.device), device=layout.device)
     for tensors, index in batch.groups:
         samples = [*map(sample, tensors)]
         rows = pad_sequence(samples, batch_first=True, padding_value=math.nan)
@@ -116,7 +117,3 @@ def shares(found: Tensor) -> Tensor:
 
 def _numbers(layout: Layout, values: tuple[float, ...], dtype: torch.dtype) -> Tensor:
     return layout.constant((values, dtype), partial(layout.numbers, values, dtype))
-
-
-def _exact(layout: Layout) -> torch.dtype:
-    return torch.float32 if layout.device.type == "mps" else torch.float64

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from gradwatch.formulas import TORCH_EPS
 from gradwatch.measure.distributed import Sharding, Spread, is_sharded, local
+from gradwatch.measure.exact import exact_dtype
 from gradwatch.measure.multi_tensor import MultiTensor, multi_tensor
 from gradwatch.measure.pipeline import Stages
 from gradwatch.measure.rows import first_rows
@@ -224,8 +225,7 @@ class Layout:
 
     def counter(self) -> Tensor:
         """0, for what is counted or averaged over a whole training: 0-d float64, where the device has it."""
-        dtype = torch.float32 if self.device.type == "mps" else torch.float64
-        return torch.zeros((), dtype=dtype, device=self.device)
+        return torch.zeros((), dtype=exact_dtype(self.device), device=self.device)
 
 
 class Norms(NamedTuple):

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from gradwatch.measure.collectives import Sums
 from gradwatch.measure.distributed import local
+from gradwatch.measure.exact import exact_dtype
 from gradwatch.measure.foreach import can_be_read
 from gradwatch.measure.gradients import gradients
 from gradwatch.measure.layout import Layout, sample
@@ -32,7 +33,7 @@ class _Moment(NamedTuple):
     step: Any
 
 
-def adam_rms(layout: Layout, optimizers: Sequence[Optimizer], samples: Samples | None = None) -> Sums[Tensor | None]:
+def adam_rms(layout: Layout, optimizers: Sequence[Optimizer], samples: Samples | None) -> Sums[Tensor | None]:
     """The root mean square of g / sqrt(v̂) of each layer after a step, `[L]`; NaN where Adam keeps no such v.
 
     g is the gradient that the step was taken with, and v̂ = v / (1 - beta2^t), at least eps^2. About 1 where v knows
@@ -42,7 +43,7 @@ def adam_rms(layout: Layout, optimizers: Sequence[Optimizer], samples: Samples |
     """
     if not any("betas" in group for o in optimizers for group in o.param_groups):
         return None
-    exact = torch.float32 if layout.device.type == "mps" else torch.float64
+    exact = exact_dtype(layout.device)
     moments = [*_moments(layout, optimizers)]
     if samples is not None and _are_alike(moments, samples):
         norms = _unbiased(_ratio_norms_at_once(moments, samples).to(exact), moments)

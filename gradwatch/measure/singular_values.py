@@ -17,6 +17,7 @@ from torch import Tensor
 from gradwatch.errors import WatchError
 from gradwatch.measure.collectives import Sums
 from gradwatch.measure.distributed import is_sharded, local
+from gradwatch.measure.exact import exact_dtype
 from gradwatch.measure.layout import Layout, at
 from gradwatch.measure.slices import few, fits
 
@@ -87,9 +88,8 @@ class PowerIteration:
     def start(self, place: int) -> Tensor:
         """A fixed vector without a direction of its own, that costs the training no random number."""
         weight = self.layout.params[place]
-        exact = torch.float32 if weight.device.type == "mps" else torch.float64
-        columns = self._size(place, rows=False)
-        wave = torch.arange(1, columns + 1, dtype=exact, device=local(weight).device).square().sin()
+        device, columns = local(weight).device, self._size(place, rows=False)
+        wave = torch.arange(1, columns + 1, dtype=exact_dtype(device), device=device).square().sin()
         start: Tensor = wave / torch.linalg.vector_norm(wave)
         return start.to(torch.promote_types(weight.dtype, torch.float32))
 

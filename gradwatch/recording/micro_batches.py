@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from gradwatch.measure.autograd import without_autograd
 from gradwatch.measure.collectives import Sums
 from gradwatch.measure.ddp_rank_norms import ddp_of
+from gradwatch.measure.exact import exact_dtype
 from gradwatch.measure.foreach import measure
 from gradwatch.measure.gradients import Batch, gradients
 from gradwatch.measure.layout import Layout
@@ -145,4 +146,4 @@ def _squares(layout: Layout) -> Tensor:
         if grad is not None and getattr(grad, "placements", None) != getattr(p, "placements", None):
             raise ValueError("the ranks still hold addends of gradients (Partial), whose sum is made at the step")
     batch = Batch(layout, gradients(layout, layout.held, will_change=False))
-    return measure(layout, batch.groups).to(torch.float32 if layout.device.type == "mps" else torch.float64).square()
+    return measure(layout, batch.groups).to(exact_dtype(layout.device)).square()
