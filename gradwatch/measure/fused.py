@@ -123,9 +123,9 @@ _REPLACED = "_gradwatch_replaced"
 _ABSENT = object()
 
 
-def set_scale(optimizer: Optimizer, scale: Tensor | None) -> None:
-    """Replace the scale for the step that follows, until `restore`."""
-    _replace(optimizer, "grad_scale", scale)
+def keep_scale_out(optimizer: Optimizer) -> None:
+    """Let the step that follows take out no loss scale: the gradients carry none any more. `restore` undoes it."""
+    _replace(optimizer, "grad_scale", None)
 
 
 def _replace(optimizer: Optimizer, name: str, value: Tensor | None) -> None:
@@ -136,7 +136,7 @@ def _replace(optimizer: Optimizer, name: str, value: Tensor | None) -> None:
 
 
 def restore(optimizer: Optimizer) -> None:
-    """Put back what `set_scale` and `leave_out` replaced, for the scaler to delete; harmless where they did nothing.
+    """Put back what the three above replaced, for the scaler to delete; harmless where they did nothing.
 
     What somebody else has set since, as a loss scaler does before each step, stays.
     """

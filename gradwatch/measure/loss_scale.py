@@ -14,7 +14,7 @@ from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
 
 from gradwatch.measure.foreach import Group, scale_
-from gradwatch.measure.fused import loss_scale, set_scale
+from gradwatch.measure.fused import keep_scale_out, loss_scale
 from gradwatch.measure.layout import Layout
 
 
@@ -59,7 +59,7 @@ class Scaled:
         if any(again) and self.scale is not None:
             scale_(self.layout, groups, self._where(again, self.scale))
         if loss_scale(self.lead) is not None:
-            set_scale(self.lead, None)
+            keep_scale_out(self.lead)
 
     def _where(self, chosen: Sequence[bool], value: Tensor) -> Tensor:
         """`value` for the layers of the chosen optimizers, 1 for the others, `[L]`."""

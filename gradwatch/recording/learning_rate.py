@@ -54,7 +54,7 @@ class RateScale:
 
 
 # The factor of the step that is about to begin, and what stands in the place of an optimizer's own rates while it runs.
-# Known beside the optimizer, as with `fused.set_scale`: what an interrupt leaves, whoever comes next takes back.
+# Known beside the optimizer, as with `fused.fold`: what an interrupt leaves, whoever comes next takes back.
 _due: WeakKeyDictionary[Optimizer, float] = WeakKeyDictionary()
 _replaced: WeakKeyDictionary[Optimizer, list[tuple[Group, Any, Any]]] = WeakKeyDictionary()
 _warned: WeakSet[Optimizer] = WeakSet()  # of a rate that is set in a step

@@ -124,7 +124,7 @@ class Stepper:
         if leads and inside:
             multi_optimizer.when_backward_ends(self._finish)
         if not leads and step.is_unscaled:
-            fused.set_scale(optimizer, None)
+            fused.keep_scale_out(optimizer)
         step.running, step.young = optimizer, ()
         if step.rate != 1.0:
             learning_rate.due(optimizer, step.rate)
