@@ -110,12 +110,9 @@ def sweep(ctx: click.Context, /, script: str | None, args: tuple[str, ...], modu
     from gradwatch.cli.sweep_places import as_array, check_places, chosen, on_slurm, pool
     from gradwatch.cli.sweep_search import begin_search
     from gradwatch.launcher.race import Race
-    from gradwatch.launcher.stdout import parse_pattern
     from gradwatch.launcher.sweep import task
     from gradwatch.report.terminal import make_console
 
-    for pattern in options["metric_regex"]:
-        parse_pattern(pattern)
     tried: Trial | Search | Race | None = None
     if options["usual_cures"] and not options["cures"]:
         raise RunError("--usual-cures are put to the run that --cures names: pass --cures RUN too")

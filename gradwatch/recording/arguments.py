@@ -143,11 +143,9 @@ class Settings:
         }
 
     @property
-    def helper(self) -> str | None:
-        """The process that is started beside the training: one that delivers, or one that only diagnoses."""
-        if self.delivery == "none":
-            return None
-        return "courier" if "mlflow" in self.trackers else "diagnosis"
+    def is_only_diagnosed(self) -> bool:
+        """Whether the process that is started beside the training delivers nothing to MLflow: it only diagnoses."""
+        return self.delivery != "none" and "mlflow" not in self.trackers
 
 
 def _are_patterns(value: object) -> bool:

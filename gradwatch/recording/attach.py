@@ -273,7 +273,7 @@ def _live(
     """Looks into the run's folder, where this process writes; one process diagnoses all parts of a run."""
     home = (shared.folder if shared else writer.folder) if isinstance(writer, RunWriter) else None
     first = rank() == 0 and (shared is None or len(shared.names) == 1)
-    diagnosed = settings.helper == "diagnosis" and first
+    diagnosed = settings.is_only_diagnosed and first
     return Live(on_finding, settings.halt_on, home, writer.run.part or "", device, diagnosed)
 
 
