@@ -31,7 +31,7 @@ class Config:
     path: Path | None = None
     table: Mapping[str, Any] = field(default_factory=dict)
 
-    def settings(self, command: str, known: Iterable[str], tables: Iterable[str] = ("sweep",)) -> dict[str, Any]:
+    def settings(self, command: str, known: Iterable[str]) -> dict[str, Any]:
         """The settings of `command`, by the names of its options (`run_name`). Those of `run` stand at the top.
 
         Other commands take those of `run` that they know too, and their own table wins.
@@ -39,8 +39,8 @@ class Config:
         Raises:
             RunError: a setting is not among `known`, or there twice.
         """
-        known, tables = sorted(known), set(tables)
-        top = {k: v for k, v in self.table.items() if k not in tables}
+        known = sorted(known)
+        top = {k: v for k, v in self.table.items() if k != "sweep"}
         own = {} if command == "run" else self.table.get(command, {})
         if not isinstance(own, Mapping):
             raise RunError(f"{self.path}: {command} = {own!r}: wanted a table, [{command}]")

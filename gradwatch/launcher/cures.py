@@ -100,7 +100,7 @@ class Trial:
         return replace(settled, notes=(*lines, *settled.notes))
 
 
-def read_trial(ref: str, usual: bool = False) -> tuple[Trial | None, Run]:
+def read_trial(ref: str, usual: bool) -> tuple[Trial | None, Run]:
     """What can be tried on a run, the `usual` cures among it if asked for; None for a healthy run without them.
 
     Raises:

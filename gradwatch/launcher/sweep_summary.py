@@ -173,9 +173,9 @@ def publish(sweep: Sweep, jobs: Sequence[Job], found: Result, paths: Sequence[Pa
     return run_url(uri, experiment, run_id)
 
 
-def wait_for_couriers(jobs: Sequence[Job], seconds: float = DELIVERY_SECONDS) -> None:
+def wait_for_couriers(jobs: Sequence[Job]) -> None:
     """Until all runs of the jobs are in MLflow as a whole, or the time is over (`gradwatch sync` then finishes)."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + DELIVERY_SECONDS
     folders = [folder for job in jobs if (folder := job.run()) is not None]
     for folder in [part for run in folders for part in deliverable_parts(run)]:
         wait_delivered(folder, deadline - time.monotonic())

@@ -12,6 +12,8 @@ from gradwatch.formulas import is_as_drawn
 from gradwatch.measure.autograd import without_autograd
 from gradwatch.measure.layout import sample
 
+AT_THE_BOUND = 0.95  # of it, above which the largest element of weights that are drawn evenly lies
+
 
 @without_autograd
 def frozen_weights(parameters: Iterable[Tensor], device: torch.device) -> dict[str, Any]:
@@ -33,7 +35,7 @@ def frozen_weights(parameters: Iterable[Tensor], device: torch.device) -> dict[s
     }
 
 
-def _is_untouched(weight: Tensor, near: float = 0.95) -> Tensor:
+def _is_untouched(weight: Tensor) -> Tensor:
     """Whether it is drawn evenly up to 1 / sqrt(fan in), as `nn.Linear` does, 0-d: by its size and largest element.
 
     Source: torch's `nn.Linear.reset_parameters` (`kaiming_uniform_` with a of the root of 5).
@@ -41,7 +43,7 @@ def _is_untouched(weight: Tensor, near: float = 0.95) -> Tensor:
     few, bound = sample(weight), weight[0].numel() ** -0.5
     largest = few.float().abs().amax() / bound
     even = is_as_drawn(_root_mean_square(few), weight.shape, few.numel())
-    untouched: Tensor = (largest < 1.001) & (largest > near) & even
+    untouched: Tensor = (largest < 1.001) & (largest > AT_THE_BOUND) & even
     return untouched.float() * float(weight.dim() == 2)
 
 

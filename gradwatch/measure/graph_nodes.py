@@ -13,6 +13,7 @@ from torch import Tensor
 
 MOST_NODES = 5_000  # of a graph, those next to the loss first
 LONGEST = 50  # operations in a row that are looked through
+MOST_NAMED = 8  # operations that a loss begins with
 SAME_WEIGHTS = ("T", "Transpose", "Permute", "ToCopy", "View", "Unsqueeze")  # what leaves the numbers as they are
 SAME_INPUT = (*SAME_WEIGHTS, "Expand", "ReshapeAlias", "Clone", "UnsafeView")
 SAME_NUMBERS = ("Sum", "Neg", "Squeeze", "Select", "View", "Unsqueeze", "Stack", "Cat")  # but for where they stand
@@ -114,11 +115,11 @@ def is_product(node: Node) -> bool:
     return len(operands) == 2 and len({*map(shape_of, operands)}) == 2
 
 
-def beginning(loss: Any, most: int = 8) -> str:
+def beginning(loss: Any) -> str:
     """The operations that a loss begins with, but for factors: losses of a kind begin alike. Empty without a graph."""
     names: list[str] = []
     node = getattr(loss, "grad_fn", None)
-    while node is not None and len(names) < most:
+    while node is not None and len(names) < MOST_NAMED:
         if (name := name_of(node)) not in ("Mul", "Div"):
             names.append(name)
         node = next(iter(children(node)), None)

@@ -45,6 +45,8 @@ from gradwatch.table import IN_LOSS
 MOST_ABOVE = 500  # of those above the first weights
 MOST_LOSSES = 4  # terms of a loss that are looked at
 MOST_PATHS, LONGEST_PATH, MOST_ROWS = 8, 24, 64
+# Nodes that are looked at: of the whole graph for a mask, and next to an operation for what stands below it.
+NEAR_MASK, NEAR_WEIGHTS, NEAR_SCORES, NEAR_LAYER, MOST_BETWEEN = 40, 30, 8, 60, 16
 
 _BATCH_NORMS = ("NativeBatchNorm", "CudnnBatchNorm", "MiopenBatchNorm", "BatchNormWithUpdate")  # of these rows alone
 _WITH_WEIGHTS = ("Addmm", "Convolution", *RECURRENT)
@@ -102,9 +104,9 @@ class LossGraph:
         tables = (kept(node, graph_values.GIVEN[name_of(node)].kept) for node in given)
         return [*islice((table for table in tables if table is not None), loss_targets.MOST_TABLES)]
 
-    def _mask_of(self, loss: Node, nearest: int = 40) -> Tensor | None:
+    def _mask_of(self, loss: Node) -> Tensor | None:
         """What a loss of each target by itself is multiplied by; None of one that is reduced, or where nothing is."""
-        for node in self._nodes[:nearest] if getattr(loss, "_saved_reduction", 1) == 0 else ():
+        for node in self._nodes[:NEAR_MASK] if getattr(loss, "_saved_reduction", 1) == 0 else ():
             below = node
             while name_of(below) in ("Mul", *SAME_NUMBERS) and len(children(below)) == 1 and below is not loss:
                 below = children(below)[0]
@@ -199,25 +201,25 @@ class LossGraph:
             return False
         return name_of(node) != "Mm" or name_of(node.next_functions[1][0]) == "T"  # else it may be of a second backward
 
-    def _has_channels(self, node: Node, nearest: int = 30) -> bool | None:
+    def _has_channels(self, node: Node) -> bool | None:
         """Whether the units of an operation are those of a convolution; None where an axis moved on the way here."""
-        for below in islice(walk(node), 1, nearest):
+        for below in islice(walk(node), 1, NEAR_WEIGHTS):
             if name_of(below) in ("Transpose", "Permute"):
                 return None
             if self._own(below) and not name_of(below).endswith("Norm"):
                 return name_of(below) == "Convolution"
         return None
 
-    def _is_of_itself(self, node: Node, nearest: int = 8) -> bool:
+    def _is_of_itself(self, node: Node) -> bool:
         """Whether the queries and keys of an attention are made of the same thing, each by weights."""
         fused = name_of(node).startswith("ScaledDotProduct")
-        scores = node if fused else next((n for n in islice(walk(node), nearest) if name_of(n) in PRODUCTS), None)
+        scores = node if fused else next((n for n in islice(walk(node), NEAR_SCORES) if name_of(n) in PRODUCTS), None)
         sources = [] if scores is None else [self._made_of(child) for child, _ in scores.next_functions[:2]]
         return len(sources) == 2 and sources[0] is sources[1] is not None
 
-    def _made_of(self, node: Node | None, most: int = 16) -> Node | None:
+    def _made_of(self, node: Node | None) -> Node | None:
         """What the next weights below are given, behind all that leaves its numbers as they are."""
-        for _ in range(most):
+        for _ in range(MOST_BETWEEN):
             if node is None:
                 break
             given = graph_values.GIVEN.get(name_of(node))
@@ -318,9 +320,9 @@ class LossGraph:
         weights = (name for name in named if "bias" not in name.rpartition(".")[2])  # bias, in_proj_bias, bias_hh_l0
         return next(weights, named[0] if named else "")
 
-    def _below(self, node: Node, nearest: int = 60) -> str:
+    def _below(self, node: Node) -> str:
         """The layer that is nearest below this operation: the weight, not a bias that is added to its product."""
-        found = next(filter(None, map(self._own, islice(walk(node), nearest))), "")
+        found = next(filter(None, map(self._own, islice(walk(node), NEAR_LAYER))), "")
         head, dot, last = found.rpartition(".")
         weight = f"{head}{dot}{last.replace('bias', 'weight')}"
         return weight if weight in self._layers.values() else found

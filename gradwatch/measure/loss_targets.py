@@ -26,6 +26,7 @@ MOST_SCORES = 1 << 18  # of the scores of all classes, or those of 64 prediction
 MOST_TABLES = 4  # embeddings whose tokens are compared with the targets, and tables of data whose columns are
 MOST_ROWS, MOST_COLUMNS = 256, 1 << 12  # of a table of data
 LEAST_ROWS = 8  # with which a column is compared with the targets
+NEAR_ROWS, NEAR_SLICE = 5, 7  # nodes next to a loss, among which its scores are rows, and a part of them is taken
 
 _CHOICES, _YES_OR_NO = ("NllLoss", "NllLoss2D"), ("BinaryCrossEntropy", "BinaryCrossEntropyWithLogits")
 NUMBERS = ("MseLoss", "SmoothL1Loss", "HuberLoss")
@@ -179,18 +180,18 @@ def _of_two(target: Tensor, said: Tensor) -> dict[str, Tensor]:
     return found
 
 
-def _length_of_rows(loss: Node, target: Tensor, nearest: int = 5) -> int | None:
+def _length_of_rows(loss: Node, target: Tensor) -> int | None:
     """T of targets `[R * T]` whose scores were `[R, T, C]` before they were flattened, as the graph shows it."""
-    for node in islice(walk(loss), 1, nearest) if target.dim() == 1 else ():
+    for node in islice(walk(loss), 1, NEAR_ROWS) if target.dim() == 1 else ():
         shape = shape_of(node)
         if len(shape) == 3 and shape[0] * shape[1] == len(target):
             return shape[1]
     return None
 
 
-def _left_out_ahead(loss: Node, nearest: int = 7) -> int:
+def _left_out_ahead(loss: Node) -> int:
     """How many scores were left out at the beginning of each row `[R, T, C]`, as the graph shows it."""
-    slices = (n for n in islice(walk(loss), 1, nearest) if name_of(n) == "Slice" and len(shape_of(n)) == 3)
+    slices = (n for n in islice(walk(loss), 1, NEAR_SLICE) if name_of(n) == "Slice" and len(shape_of(n)) == 3)
     return next((int(n._saved_start or 0) for n in slices if signed(int(n._saved_dim)) in (1, -2)), 0)
 
 

@@ -13,7 +13,7 @@ from gradwatch.storage.manifest import is_text, text_of
 from gradwatch.table import LISTED, RECORDED, STEP_COLUMNS
 
 
-def _refusal(values: Mapping[str, object], known: Collection[str] = ()) -> str | None:
+def _refusal(values: Mapping[str, object], known: Collection[str]) -> str | None:
     """Why these cannot be logged: a name that the reader of the record refuses, one too many beside the names `known`,
     or a value that is not one number; else None.
     """

@@ -40,7 +40,7 @@ class Compactor:
     It may write new parts meanwhile: those that are merged are known when a merge begins.
     """
 
-    def __init__(self, folder: Path, cancelled: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, folder: Path, cancelled: Callable[[], bool]) -> None:
         self.folder, self.cancelled = folder, cancelled
         self.left_alone: set[Path] = set()  # parts that cannot be read, or not be merged
         self.refused = False

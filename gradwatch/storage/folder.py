@@ -42,13 +42,13 @@ LOOKS = 100  # at a folder that somebody writes to, before it is given up
 _PART = re.compile(r"part-(\d{6,18})(?:-(\d{6,18}))?\.parquet", re.ASCII)
 
 
-def create_folder(parent: Path, name: str, now: datetime | None = None) -> Path:
+def create_folder(parent: Path, name: str) -> Path:
     """A new empty folder `<start time>-<name>` under `parent`.
 
     Raises:
         RunError: the folder cannot be made.
     """
-    stamp = (now or datetime.now()).strftime("%Y%m%d-%H%M%S")
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     slug = folder_name(name)
     for suffix in ["", *(f"-{i}" for i in range(2, 10_000))]:
         folder = parent / f"{stamp}-{slug}{suffix}"

@@ -39,8 +39,8 @@ BYTES = 8  # of a value, as a part holds it unpacked
 MAX_SPREAD = 8  # cells of a table for each row of a part
 
 
-def steps_blocks(path: Path, start: int = 0) -> Iterator[Table]:
-    """The rows of a part of the steps table."""
+def read_steps(path: Path, start: int) -> Table:
+    """A part of the steps table; row groups that end before step `start` are left out."""
     with opened(path, ["optimizer"]) as (file, every):
         groups = _late(file, every, start)
         _require_size([every[i] for i in groups], MAX_STEPS_VALUES)
@@ -50,10 +50,10 @@ def steps_blocks(path: Path, start: int = 0) -> Iterator[Table]:
     names, who = _codes(table["optimizer"], MAX_LANES)
     optimizer = np.asarray(names, dtype=object)[who]
     step, attempt = _numbers(table["step"], MAX_STEP), _numbers(table["attempt"], MAX_COUNT)
-    yield Table(step, attempt, optimizer, per_step)
+    return Table(step, attempt, optimizer, per_step)
 
 
-def layers_blocks(path: Path, start: int = 0, of: str = "layer") -> Iterator[Table]:
+def layers_blocks(path: Path, start: int, of: str) -> Iterator[Table]:
     """The rows of a part of the layers table, a block per row group; groups that end before step `start` left out. `of`
     is the column of the layers' names.
 
@@ -182,7 +182,7 @@ def _late(file: pq.ParquetFile, groups: Sequence[Group], start: int) -> list[int
     return [i for i, end in enumerate(ends) if start <= 0 or end is None or end >= start]
 
 
-def _tile(table: pa.Table, of: str = "layer") -> Table | None:
+def _tile(table: pa.Table, of: str) -> Table | None:
     """The rows as T x L, if that is how they lie: the same layers in the same order in every step; else None."""
     names, code = _codes(table[of], MAX_LAYERS)
     again = np.flatnonzero(code == code[:1])
@@ -210,7 +210,7 @@ def _goes_on(before: Table, after: Table) -> bool:
     return bool(last == first)
 
 
-def _pivot(table: pa.Table, of: str = "layer") -> Table:
+def _pivot(table: pa.Table, of: str) -> Table:
     """The rows as T x L, whatever order they come in within a step."""
     step, attempt = _numbers(table["step"], MAX_STEP), _numbers(table["attempt"], MAX_COUNT)
     names, column = _codes(table[of], MAX_LAYERS)

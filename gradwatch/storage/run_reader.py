@@ -16,7 +16,7 @@ from gradwatch.history import History, join
 from gradwatch.sanitize import printable
 from gradwatch.storage.downsample import reduced
 from gradwatch.storage.folder import LOOKS, TABLES, Part, last_whole_part, links, list_tables, read_manifest
-from gradwatch.storage.parquet import count_values, joined, layers_blocks, limited, steps_blocks
+from gradwatch.storage.parquet import count_values, joined, layers_blocks, limited, read_steps
 from gradwatch.table import SAMPLED, Table
 
 MAX_GAPS = 5  # that are named
@@ -103,7 +103,7 @@ def _read_table(
             continue
         try:
             if name == "steps":
-                yield from steps_blocks(part.path, start)
+                yield read_steps(part.path, start)
             else:
                 yield from layers_blocks(part.path, start, SAMPLED.get(name, "layer"))
         except (OSError, KeyError, ValueError, pa.ArrowException) as error:

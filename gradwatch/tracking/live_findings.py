@@ -127,13 +127,12 @@ def current(history: History) -> History:
     return history.take(keep)
 
 
-def write_findings(home: Path, name: str, findings: Sequence[Finding], said: str | None = None) -> Path:
+def write_findings(home: Path, name: str, findings: Sequence[Finding], said: str) -> Path:
     """Write `findings.json`, as `gradwatch check --format json` prints it, if it says something else than before.
 
-    `said` is the verdict; None: the findings are all that is known.
+    `said` is the verdict.
     """
     path = home / FINDINGS
-    said = headline(findings) if said is None else said
     data = plain({"run": name, "verdict": said, "findings": [finding.to_json() for finding in findings]})
     if _read(path) != data:
         write_json(path, data)
@@ -147,7 +146,7 @@ def _read(path: Path) -> Any:
         return None
 
 
-def finding_tags(findings: Sequence[Finding], nothing: str = NO_FINDINGS) -> dict[str, str]:
+def finding_tags(findings: Sequence[Finding], nothing: str) -> dict[str, str]:
     """The MLflow tags that say what is wrong; where nothing is, the verdict is `nothing`."""
     text = "; ".join(f"{finding.severity} {finding.summary}" for finding in findings) or "none"
     said = headline(findings)

@@ -34,13 +34,13 @@ MAX_FILES = 100_000  # that a server may list for one run
 _PLAIN_NAME = re.compile(r"\w[\w.-]{0,254}")  # of one file or folder: it leads nowhere else
 
 
-def read_fetched(run_id: str, read: Callable[[Path], Read], tracking_uri: str | None = None) -> Read:
+def read_fetched(run_id: str, read: Callable[[Path], Read]) -> Read:
     """What `read` makes of the run's folder, which is fetched of an MLflow run and is gone afterwards.
 
     Raises:
         RunError: no such store or run, or gradwatch delivered nothing to it yet.
     """
-    uri = existing_store(tracking_uri)
+    uri = existing_store()
     client = connect(uri)
     with _readable(uri), clear_errors(f"run {run_id} in {public_uri(uri)}"):
         name = client.get_run(run_id).info.run_name
@@ -141,13 +141,13 @@ def files_of_a_run(list_folder: Callable[[str], Iterable[Any]]) -> Iterator[str]
     yield from within(ARTIFACTS, whole=True)
 
 
-def watched_runs(experiment: str | None = None, tracking_uri: str | None = None) -> list[str]:
+def watched_runs(experiment: str | None = None) -> list[str]:
     """The ids of all watched runs of the experiment of that name (of all experiments for None), oldest first.
 
     Raises:
         RunError: no such store or experiment, or it holds no watched run.
     """
-    uri = existing_store(tracking_uri)
+    uri = existing_store()
     client = connect(uri)
     with _readable(uri):
         if experiment is None:
@@ -165,13 +165,13 @@ def watched_runs(experiment: str | None = None, tracking_uri: str | None = None)
     return found
 
 
-def tagged_run(tag: str, value: str, tracking_uri: str | None = None) -> str | None:
+def tagged_run(tag: str, value: str) -> str | None:
     """The id of the newest watched run in the store with this tag; None when there is none.
 
     Raises:
         RunError: no such store.
     """
-    uri = existing_store(tracking_uri)
+    uri = existing_store()
     client = connect(uri)
     with _readable(uri):
         ids = [experiment.experiment_id for experiment in client.search_experiments()]

@@ -56,14 +56,13 @@ def sync(
 def follow(
     path: Path,
     tracking_uri: str | None = None,
-    until: Callable[[], bool] | None = None,
     poll: float = POLL_SECONDS,
     everything: bool = False,
 ) -> list[DeliveryState]:
     """Deliver the run in `path`, or all runs below it, while they go on, until they have ended and all is in MLflow.
 
-    A directory is followed for new runs until `until()` is true, or it is gone. A store that is away is tried again
-    with growing pauses; an hour after the last run ended, what is left stays for `gradwatch sync`.
+    A directory is followed for new runs until it is gone. A store that is away is tried again with growing pauses; an
+    hour after the last run ended, what is left stays for `gradwatch sync`.
 
     Raises:
         RunError: there is no folder `path`.
@@ -75,7 +74,7 @@ def follow(
     idle_since = time.monotonic()
     while True:
         single = single or is_run(path)  # a run's folder may have been removed, and be about to be made anew
-        complete = single or not path.is_dir() or (until is not None and until())
+        complete = single or not path.is_dir()
         for folder in deliverable(path, everything):
             couriers.setdefault(folder, RetryingCourier(Courier(folder, tracking_uri), poll))
         outcomes = [one.deliver_if_due() for one in couriers.values()]

@@ -147,7 +147,7 @@ def test_the_rnn_learns(tmp_path):
 
 
 def test_every_policy_at_both_rates_with_three_seeds(tmp_path):
-    jobs = demo_jobs(("mlp", "rnn"), None, tmp_path)
+    jobs = demo_jobs(("mlp", "rnn"), None, tmp_path, quick=False)
     assert Counter(job.sweep.title for job in jobs) == {"lr0.1-mlp": 8 * 3, "lr2-mlp": 8 * 3, "lr5-rnn": 3 * 3}
     assert len({job.folder for job in jobs}) == len(jobs)
     for job in jobs:
@@ -157,20 +157,20 @@ def test_every_policy_at_both_rates_with_three_seeds(tmp_path):
 
 
 def test_a_folder_may_hold_the_data_of_one_workload(mnist, tmp_path):
-    jobs = demo_jobs(("mlp", "rnn"), mnist, tmp_path)
+    jobs = demo_jobs(("mlp", "rnn"), mnist, tmp_path, quick=False)
     data = {(job.sweep.title[-3:], job.command()[-1] if "--data" in job.command() else None) for job in jobs}
     assert data == {("mlp", str(mnist)), ("rnn", None)}
 
 
 def test_a_folder_without_any_data_is_refused(tmp_path):
     with pytest.raises(RunError, match="holds no data of the demo"):
-        demo_jobs(("mlp", "rnn"), tmp_path, tmp_path / "runs")
+        demo_jobs(("mlp", "rnn"), tmp_path, tmp_path / "runs", quick=False)
 
 
 def test_a_part_of_mnist_is_refused(mnist):
     (mnist / "t10k-labels-idx1-ubyte").unlink()
     with pytest.raises(RunError, match="t10k-labels-idx1-ubyte"):
-        demo_jobs(("mlp",), mnist, mnist)
+        demo_jobs(("mlp",), mnist, mnist, quick=False)
 
 
 # ------------------------------------------------------------------------------------------------------- the folder

@@ -68,7 +68,7 @@ def test_thousands_of_flushes_are_few_files_and_each_is_merged_twice(tmp_path, m
 
     monkeypatch.setattr(compaction, "merge", fake)
     monkeypatch.setattr(compaction, "_opens", lambda path: True)
-    compactor, most = Compactor(tmp_path), 0
+    compactor, most = Compactor(tmp_path, lambda: False), 0
     for number in range(3_000):
         (tmp_path / f"part-{number:06d}.parquet").touch()
         compactor.compact()
@@ -228,8 +228,8 @@ def test_parts_of_other_makes_are_read_all_the_same(tmp_path, order):
 def test_a_row_group_that_begins_within_a_step_is_no_tile(tmp_path):
     history = make_history()
     table = wide_table(history.by_layer, "layer")
-    assert len(_tile(table)) == 200
-    assert _tile(table.slice(3, 7 * 199)) is None
+    assert len(_tile(table, "layer")) == 200
+    assert _tile(table.slice(3, 7 * 199), "layer") is None
 
 
 def test_a_reader_that_needs_the_end_leaves_out_row_groups_before_it(tmp_path):

@@ -78,7 +78,7 @@ def test_parts_that_are_written_between_two_looks_are_seen_in_both_tables_or_in_
     assert found.problems == ()
 
 
-@pytest.mark.parametrize("name", ["layers_blocks", "steps_blocks"])
+@pytest.mark.parametrize("name", ["layers_blocks", "read_steps"])
 @pytest.mark.parametrize("number", range(4))
 def test_parts_that_are_written_while_others_are_read_are_left_for_later(begun, monkeypatch, name, number):
     folder, write, history = begun
@@ -86,7 +86,7 @@ def test_parts_that_are_written_while_others_are_read_are_left_for_later(begun, 
     same(open_history(folder), history.slice(0, 100))
 
 
-@pytest.mark.parametrize("name", ["list_parts", "layers_blocks", "steps_blocks"])
+@pytest.mark.parametrize("name", ["list_parts", "layers_blocks", "read_steps"])
 @pytest.mark.parametrize("number", range(4))
 def test_parts_that_are_merged_under_a_readers_eyes_are_read_merged(begun, monkeypatch, name, number):
     folder, _, history = begun

@@ -88,7 +88,7 @@ def test_what_is_logged_for_a_step_that_has_left_is_not_lost(tmp_path):
     assert np.isfinite(got.layer("weight_norm")).all()
     assert got.problems == ()
     for parts in ("apart", "merged"):
-        blocks = [len(b) for p in list_parts(watching.dir / "layers") for b in layers_blocks(p.path)]
+        blocks = [len(b) for p in list_parts(watching.dir / "layers") for b in layers_blocks(p.path, 0, "layer")]
         assert sum(blocks) == (12 + 3 if parts == "apart" else 12)  # rows of one part that repeat are read once
         reduced = open_history(watching.dir, at_most=1)
         np.testing.assert_array_equal(reduced.total("val_loss"), got.total("val_loss"))

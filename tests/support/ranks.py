@@ -318,7 +318,7 @@ def halt(root):
             model(torch.randn(4, 6, generator=generator, dtype=torch.float64)).square().mean().backward()
             if step == 37 and rank == 0:
                 found = Finding("exploding", "error", ("head.weight",), 30, 36, {}, "It grew.", "Lower the rate.")
-                write_findings(watch.dir, "net", [found])
+                write_findings(watch.dir, "net", [found], "It grew.")
                 watch._recorder.drained -= 60  # time passes, for this rank alone
             with Collectives() as collectives:
                 optimizer.step()

@@ -312,20 +312,22 @@ def test_what_cannot_be_delivered_is_said_and_not_tried_for_ever(store, tmp_path
     assert "0" * 32 in outcome.error
 
 
-def test_a_directory_is_followed_until_told_and_keeps_files_only_runs(store, tmp_path):
+def test_a_directory_is_followed_for_new_runs_and_keeps_files_only_runs(store, tmp_path, monkeypatch):
     runs = tmp_path / "runs"
     make_run(runs, name="one", window=20, mlflow=target(store))
     make_run(runs, name="files-only", mlflow=None)
     rounds = []
 
-    def until():
-        rounds.append(1)
-        if len(rounds) == 2:
+    def pause(seconds, couriers):
+        rounds.append([one.outcome.done for one in couriers])
+        if len(rounds) == 1:
             make_run(runs, name="two", window=20, mlflow=target(store))
-        return len(rounds) > 2
+        else:
+            shutil.rmtree(runs)
 
-    outcomes = follow(runs, until=until, poll=0.01)
-    assert [o.done for o in outcomes] == [True, True]
+    monkeypatch.setattr("gradwatch.tracking.sync._sleep", pause)
+    follow(runs, poll=0.01)
+    assert rounds == [[True], [True, True]]
     assert [h.run.name for h in open_histories(["experiment:exp"])] == ["one", "two"]
 
 

@@ -182,20 +182,21 @@ def test_the_only_part_with_steps_is_named(tmp_path):
 
 
 def test_numbers_that_are_not_finite_are_null(tmp_path):
-    write_findings(tmp_path, "x", [Finding("spike", "error", (), 1, 2, {"a": float("inf"), "b": float("nan"), "c": 1})])
+    found = Finding("spike", "error", (), 1, 2, {"a": float("inf"), "b": float("nan"), "c": 1})
+    write_findings(tmp_path, "x", [found], "it grew")
     text = (tmp_path / FINDINGS).read_text()
     assert json.loads(text, parse_constant=pytest.fail)["findings"][0]["evidence"] == {"a": None, "b": None, "c": 1}
 
 
 def test_the_tags_say_it_in_a_line():
     spike, note = Finding("spike", "warning", ("a",), 5, 6), Finding("clip-inert", "note", (), 0, 9)
-    assert finding_tags([]) == {"gradwatch.verdict": "no findings", "gradwatch.findings": "none"}
+    assert finding_tags([], "no findings") == {"gradwatch.verdict": "no findings", "gradwatch.findings": "none"}
     assert finding_tags([note], "running")["gradwatch.verdict"] == "running"
     assert finding_tags([spike, note], "running") == {
         "gradwatch.verdict": "spike at step 5 in a",
         "gradwatch.findings": "warning spike at step 5 in a; note clip-inert at step 0",
     }
-    assert len(finding_tags([replace(spike, layers=("x" * 100,))] * 99)["gradwatch.findings"]) == MAX_TAG
+    assert len(finding_tags([replace(spike, layers=("x" * 100,))] * 99, "running")["gradwatch.findings"]) == MAX_TAG
 
 
 # -------------------------------------------------------------------------------------------------------- the process

@@ -83,8 +83,9 @@ def test_a_password_in_the_tracking_uri_is_written_nowhere_and_a_restarted_serve
     server.kill()
     assert not monitor.run_once()
     assert not monitor.run_once()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     with pytest.raises(RunError, match="cannot read http://127"):
-        watched_runs(None, uri)
+        watched_runs()
     said += [run("monitor", "--once", **settings), run("show", run_id, **settings)]
     assert [done.returncode for done in said[-2:]] == [1, 2]
     (folder,) = (tmp_path / "gradwatch-runs").iterdir()

@@ -44,7 +44,7 @@ RNN_POLICIES: Policies = ((None, None), ("ClipByGlobalNorm(1.0)", None), ("ClipB
 RNN_RATE, RNN_STEPS = 5.0, 300
 
 
-def demo_jobs(workloads: Sequence[str], data: Path | None, runs: Path, quick: bool = False) -> list[Job]:
+def demo_jobs(workloads: Sequence[str], data: Path | None, runs: Path, quick: bool) -> list[Job]:
     """The trainings of the demo: every policy at each learning rate with each seed; `quick`: one seed and few steps.
 
     Raises:
