@@ -17,6 +17,7 @@ from torch import Tensor
 from gradwatch.errors import PolicyError
 from gradwatch.measure.autograd import without_autograd
 from gradwatch.measure.collectives import Part, Sums, T, all_reduce, of_each_rank
+from gradwatch.measure.local_block import cut_dims, local_block
 
 _FLAT = (
     "FullyShardedDataParallel cuts flattened layers, so that no rank sees whose row an element is of: constraints and "
@@ -276,7 +277,7 @@ class _Block(NamedTuple):
     place: tuple[slice, ...]
 
 
-def _splits(param: Tensor, dims: tuple[int, ...], cut: tuple[int, bool] | None) -> bool:
+def _splits(param: Any, dims: tuple[int, ...], cut: tuple[int, bool] | None) -> bool:
     """Whether the norm over `dims` (none: all) of a parameter, or of its slices, needs several ranks.
 
     Raises:
@@ -287,15 +288,11 @@ def _splits(param: Tensor, dims: tuple[int, ...], cut: tuple[int, bool] | None) 
     along, lacks = cut or (0, False)
     own = [d for d in range(param.dim()) if not (lacks and d == along)]  # the dimensions of the layer
     over = {own[d] for d in dims} or set(range(param.dim()))
-    sharded: Any = param
-    found = any(
-        placement.is_shard() and placement.dim in over and size > 1
-        for placement, size in zip(sharded.placements, sharded.device_mesh.shape, strict=True)
-    )
+    found = not over.isdisjoint(cut_dims(param))
     if found and dims and cut is not None:
         raise PolicyError(
             f"a policy that looks at units, of slices of a parameter of shape {tuple(param.shape)}: its units are "
-            f"spread over ranks ({sharded.placements}); leave it out of split=, or out of the policy with only()"
+            f"spread over ranks ({param.placements}); leave it out of split=, or out of the policy with only()"
         )
     return found
 
@@ -303,14 +300,9 @@ def _splits(param: Tensor, dims: tuple[int, ...], cut: tuple[int, bool] | None) 
 def _block(param: Any, dims: tuple[int, ...]) -> _Block:
     if not dims:
         return _Block((), ())
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
-    held, start = compute_local_shape_and_global_offset(param.shape, param.device_mesh, param.placements)
     over = {d % param.dim() for d in dims}
     shape = tuple(1 if d in over else n for d, n in enumerate(param.shape))
-    place = tuple(
-        slice(None) if d in over else slice(s, s + n) for d, (s, n) in enumerate(zip(start, held, strict=True))
-    )
+    place = tuple(slice(None) if d in over else here for d, here in enumerate(local_block(param)))
     return _Block(shape, place)
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from gradwatch.errors import WatchError
 from gradwatch.measure.distributed import is_sharded
+from gradwatch.measure.local_block import cut_dims, local_block
 from gradwatch.measure.slices import fits
 
 if TYPE_CHECKING:
@@ -47,14 +48,11 @@ def _first(name: str, shape: Sequence[int], param: Any, is_whole: bool, is_hidde
         )
     if not is_sharded(param):
         return 0
-    over = zip(param.placements, param.device_mesh.shape, strict=True)
-    cut = [placement.dim for placement, size in over if placement.is_shard() and size > 1]
+    cut = cut_dims(param)
     if not is_whole or any(cut) or len(cut) > 1:
         what = "its rows are" if is_whole else "it is a slice of a tensor that is"
         raise WatchError(f"rows=: {name}: {what} spread over ranks as {param.placements}: leave it out")
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
-    return int(compute_local_shape_and_global_offset(param.shape, param.device_mesh, param.placements)[1][0])
+    return int(local_block(param)[0].start)
 
 
 class LargestRows:

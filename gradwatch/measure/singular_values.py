@@ -19,6 +19,7 @@ from gradwatch.measure.collectives import Sums
 from gradwatch.measure.distributed import is_sharded, local
 from gradwatch.measure.exact import exact_dtype
 from gradwatch.measure.layout import Layout, at
+from gradwatch.measure.local_block import cut_dims, local_block
 from gradwatch.measure.slices import few, fits
 
 FIRST, AGAIN = 30, 2  # iterations of the first measurement, and of each later one: weights move little in between
@@ -181,16 +182,11 @@ def _block(layout: Layout, place: int) -> _Block:
         raise WatchError(
             f"the largest singular value of {name}: it is a slice of a tensor that is cut over ranks; leave it out"
         )
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
-    held, start = compute_local_shape_and_global_offset(param.shape, param.device_mesh, param.placements)
-    if tuple(held[2:]) != tuple(param.shape[2:]) or (param.dim() > 2 and held[1] != param.shape[1]):
+    rows, *others = local_block(param)
+    if param.dim() > 2 and others != [slice(0, size) for size in param.shape[1:]]:
         raise WatchError(
             f"the largest singular value of {name}: it is cut over ranks along another dimension than its first; "
             "leave it out"
         )
     inner = math.prod(param.shape[2:])
-    rows, columns = (slice(s, s + n) for s, n in zip(start[:2], held[:2], strict=True))
-    cut = zip(param.placements, param.device_mesh.shape, strict=True)
-    cuts_rows = any(placement.is_shard() and placement.dim % param.dim() and size > 1 for placement, size in cut)
-    return _Block(rows, slice(columns.start * inner, columns.stop * inner), cuts_rows)
+    return _Block(rows, slice(others[0].start * inner, others[0].stop * inner), any(cut_dims(param)))

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gradwatch.errors import WatchError
 from gradwatch.measure.distributed import is_sharded
+from gradwatch.measure.local_block import cut_dims, local_block
 
 Split = Mapping[str, int | tuple[int, int]]  # by pattern: a dimension; or a dimension and how many equal pieces it has
 MOST = 4096  # slices of one tensor
@@ -86,16 +87,13 @@ def _held(what: str, param: Any, dim: int, slices: Sequence[tuple[int, int]]) ->
     """How much of each slice, from its first index to its last, is in the part of the parameter on this rank."""
     first, last = 0, param.shape[dim]
     if is_sharded(param):
-        from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
-        mesh = zip(param.placements, param.device_mesh.shape, strict=True)
-        if sum(placement.is_shard(dim) and size > 1 for placement, size in mesh) > 1:
+        if cut_dims(param).count(dim) > 1:
             raise WatchError(
                 f"{what}, which is spread over ranks twice (FSDP2 beside tensor parallelism): a rank's part of it is "
                 "not of consecutive slices; leave it out of split="
             )
-        held, start = compute_local_shape_and_global_offset(param.shape, param.device_mesh, param.placements)
-        first, last = start[dim], start[dim] + held[dim]
+        here = local_block(param)[dim]
+        first, last = here.start, here.stop
     return tuple(max(0, min(last, end) - max(first, begin)) for begin, end in slices)
 
 

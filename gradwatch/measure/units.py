@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from gradwatch.measure.distributed import is_sharded
+from gradwatch.measure.local_block import local_block
 
 _CHANNELS = ("Conv", "BatchNorm", "GroupNorm", "InstanceNorm", "SyncBatchNorm", "LazyConv", "LazyBatchNorm")
 
@@ -34,11 +35,7 @@ class Units(NamedTuple):
         every = count if self.weight is None else int(self.weight.shape[0])
         if every <= count or every % count:
             return 0, count
-        from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
-        spread = self.weight
-        _, start = compute_local_shape_and_global_offset(spread.shape, spread.device_mesh, spread.placements)
-        return start[0] // count * count, every
+        return local_block(self.weight)[0].start // count * count, every
 
 
 def units_of(model: nn.Module) -> dict[int, Units]:
