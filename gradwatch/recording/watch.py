@@ -26,12 +26,12 @@ from gradwatch.recording.inside import Inside
 from gradwatch.recording.layers import Source, describe, tell_forgotten
 from gradwatch.recording.learning_rate import RateScale
 from gradwatch.recording.loop_clips import Clip
+from gradwatch.recording.loop_writes import StepsElsewhere
 from gradwatch.recording.plan import nothing_seen, outcome, plan
 from gradwatch.recording.recorder import Recorder
 from gradwatch.recording.refusal import itemized, loggable
 from gradwatch.recording.shared_run import Shared
 from gradwatch.recording.stepper import Stepper
-from gradwatch.recording.weight_writes import StepsElsewhere
 from gradwatch.storage.delivery_cursor import read_cursor
 from gradwatch.storage.lazy_block import LazyBlock
 from gradwatch.storage.null_writer import NullWriter
