@@ -34,6 +34,8 @@ _SECRET = re.compile(
     re.IGNORECASE,
 )
 _NO_SECRET = re.compile(r"tokens|tokeni[sz]\w*|passes|author(?!i)\w*", re.IGNORECASE)
+HIDDEN = "***"  # stands for a secret
+MAX_PARAM = 6_000  # characters: what MLflow keeps of a param
 MAX_LINE = 10_000  # characters of a line that others wrote; the rest is left out
 
 

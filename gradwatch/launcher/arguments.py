@@ -13,10 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Any
 
-from gradwatch.sanitize import is_secret, public_text
+from gradwatch.sanitize import HIDDEN, MAX_PARAM, is_secret, public_text
 
-MAX_VALUE = 6_000  # characters: what MLflow keeps of a param
-HIDDEN = "***"
 _OPTION = re.compile(r"-{1,2}[A-Za-z][\w.-]*$")
 _ASSIGNED = re.compile(r"(?:-{1,2}|[+~]{1,2})?([A-Za-z][\w.@/-]*)=(.*)$", re.DOTALL)  # of Hydra, too
 
@@ -125,4 +123,4 @@ def _text(value: Any) -> str | None:
 
 def _public(text: str) -> str:
     """Text that a file can hold, without the passwords of addresses in it."""
-    return public_text(text.encode("utf-8", "replace").decode())[:MAX_VALUE]
+    return public_text(text.encode("utf-8", "replace").decode())[:MAX_PARAM]

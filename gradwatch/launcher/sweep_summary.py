@@ -28,10 +28,9 @@ from gradwatch.storage.folder import list_parts
 from gradwatch.storage.shared_folder import deliverable_parts, run_folders
 from gradwatch.storage.workers import each
 from gradwatch.tracking.tags import Tag
-from gradwatch.tracking.views import run_url
+from gradwatch.tracking.views import as_note, run_url
 
 FORMATS = ("csv", "md", "json")
-MAX_NOTE = 8_000
 DELIVERY_SECONDS = 120.0  # how long the couriers may take after the last training
 
 
@@ -194,5 +193,4 @@ def _note(sweep: Sweep, found: Result) -> str:
         *markdown_comparison(settled.table, settled.winners, settled.notes),
         *(f"- {line}" for line in found.left_out),
     ]
-    text = "\n".join(lines)
-    return text if len(text) < MAX_NOTE else text[: MAX_NOTE - 20].rpartition("\n")[0] + "\n…"
+    return as_note(lines)

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gradwatch.errors import PolicyError
-from gradwatch.measure.slices import fits
+from gradwatch.measure.slices import few, fits
 
 OPTIMIZER = "optimizer:"
 
@@ -39,7 +39,7 @@ def scope(
         known = f"the optimizers are {', '.join(kinds.values())}" if kinds else "a constraint knows no optimizers"
     else:
         found = tuple(i for i, name in enumerate(names) if fits(name, pattern))
-        known = f"the layers are {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}"
+        known = f"the layers are {few(names)}"
     if not fits_elsewhere(path, bool(found)) and not found:
         raise PolicyError(f"only({pattern!r}, ...): no layer fits; {known}")
     return found

@@ -7,11 +7,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from gradwatch.sanitize import is_secret, public_text
+from gradwatch.sanitize import HIDDEN, MAX_PARAM, is_secret, public_text
 
 MAX_PARAMS = 1_000
-MAX_VALUE = 6_000  # characters: what MLflow keeps of a param
-HIDDEN = "***"
 
 
 def hydra_params() -> dict[str, str]:
@@ -43,4 +41,4 @@ def _flat(values: Any, name: str) -> Iterator[tuple[str, str]]:
         for key, value in values.items():
             yield from _flat(value, f"{name}.{key}")
     else:
-        yield name, public_text(str(values))[:MAX_VALUE]
+        yield name, public_text(str(values))[:MAX_PARAM]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
@@ -48,9 +49,9 @@ def named_layers(model: nn.Module, optimizers: Sequence[Optimizer], part: str | 
     Raises:
         WatchError: no parameter of the model is in an optimizer.
     """
-    held = {id(p): name for o in optimizers for name, p in _held(o)}
+    stepped = {id(p): name for o in optimizers for name, p in _held(o)}
     names = _unique_names(shown(model, optimizers))
-    layers = {name: p for name, p in names.items() if id(p) in held}
+    layers = {name: p for name, p in names.items() if id(p) in stepped}
     if not layers:
         raise WatchError(
             f"none of the {len(names)} parameters of {type(model).__name__} is in {_kinds(optimizers)}: pass the "
@@ -60,18 +61,15 @@ def named_layers(model: nn.Module, optimizers: Sequence[Optimizer], part: str | 
     known = {id(p) for p in layers.values()}
     extra = {name: p for o in optimizers for name, p in _held(o) if id(p) not in known}
     layers.update({name if name not in layers else f"optimizer.{name}": p for name, p in extra.items()})
-    return {f"{part}.{name}": p for name, p in layers.items()} if part else layers
+    return of_part(part, layers)
 
 
 def _unique_names(named: Iterable[tuple[str, nn.Parameter]]) -> dict[str, nn.Parameter]:
     pairs = list(named)
     short = [clean_name(name) for name, _ in pairs]
-    # A module that is really called "module" can make two short names equal: then all keep their long ones.
-    return (
-        {s if short.count(s) == 1 else name: p for s, (name, p) in zip(short, pairs, strict=True)}
-        if (len(set(short)) < len(short))
-        else dict(zip(short, (p for _, p in pairs), strict=True))
-    )
+    times = Counter(short)
+    # A module that is really called "module" can make two short names equal: then both keep their long ones.
+    return {s if times[s] == 1 else name: p for s, (name, p) in zip(short, pairs, strict=True)}
 
 
 def _held(optimizer: Optimizer) -> Iterable[tuple[str, nn.Parameter]]:
@@ -178,9 +176,9 @@ class Source:
         """The model's parameters that ask for a gradient, are in no optimizer (nor in the `others`), and would be
         recorded if they were.
         """
-        held = {id(p) for o in (*self.optimizers, *others) for _, p in _held(o)}
+        stepped = {id(p) for o in (*self.optimizers, *others) for _, p in _held(o)}
         named = _unique_names(shown(self.model, self.optimizers))
-        found = [name for name, p in named.items() if p.requires_grad and id(p) not in held]
+        found = [name for name, p in named.items() if p.requires_grad and id(p) not in stepped]
         found = [f"{self.part}.{name}" if self.part else name for name in found]
         return tuple(name for name, kept in zip(found, self.kept(found), strict=True) if kept)
 
@@ -189,12 +187,12 @@ class Source:
         of modules in a plain list or dict, which the model's own parameters leave out, and those that came since
         (`meet_later`). None was written since, or another one stands in its place by now.
         """
-        held = {id(p) for o in self.optimizers for _, p in _held(o)}
+        stepped = {id(p) for o in self.optimizers for _, p in _held(o)}
         here = _unique_names((*shown(self.model, self.optimizers), *_hidden(self.model)))
         found = [
             name
             for name, p in here.items()
-            if p.requires_grad and p.grad is not None and id(p) not in held and self._rests(name, p)
+            if p.requires_grad and p.grad is not None and id(p) not in stepped and self._rests(name, p)
         ]
         return tuple(name for name, kept in zip(found, self.kept(found), strict=True) if kept)
 
@@ -229,15 +227,15 @@ class Source:
         if len(groups) == len(self._seen) and all(map(_is_as_seen, groups, self._seen)):
             return None
         known = dict(layout.whole)
-        held = {id(p) for o in self.optimizers for group in o.param_groups for p in group["params"]}
-        self._refuse_replaced(known, held, first=not self._seen)
+        stepped = {i for o in self.optimizers for i in held(o)}
+        self._refuse_replaced(known, stepped, first=not self._seen)
         self._seen = [Seen([*params], *_place(params)) for params in groups]
         self.meet_later()
         ids = {id(p) for p in layout.params}
-        named = named_layers(self.model, self.optimizers, self.part) if held - ids else {}
+        named = named_layers(self.model, self.optimizers, self.part) if stepped - ids else {}
         new = {n: p for n, p in named.items() if id(p) not in ids}
         moved = {p.device for p in layout.params} != layout.devices or {p.dtype for p in layout.params} != layout.dtypes
-        stray = [id(p) not in held for p in known.values()]
+        stray = [id(p) not in stepped for p in known.values()]
         if not new and not moved and any(stray) == (layout.held is not None):
             return None
         for name, p in new.items():
@@ -245,7 +243,7 @@ class Source:
             while free in known:  # the place of one that was taken out
                 free = f"optimizer.{free}"
             known[free] = p
-        return self.layout(known, [id(p) in held for p in known.values()] if any(stray) else None)
+        return self.layout(known, [id(p) in stepped for p in known.values()] if any(stray) else None)
 
     def layout(self, layers: Mapping[str, Tensor], held: Sequence[bool] | None = None) -> Layout:
         """The layers of these parameters, and how they are spread over processes.
@@ -266,15 +264,12 @@ class Source:
             )
         return layout
 
-    def _refuse_replaced(self, known: dict[str, Tensor], held: set[int], first: bool) -> None:
-        model = {
-            f"{self.part}.{n}" if self.part else n: p
-            for n, p in _unique_names(shown(self.model, self.optimizers)).items()
-        }
+    def _refuse_replaced(self, known: dict[str, Tensor], stepped: set[int], first: bool) -> None:
+        model = of_part(self.part, _unique_names(shown(self.model, self.optimizers)))
         here = {id(p) for p in model.values()}
         own = {n: p for n, p in known.items() if id(p) in self._of_model and id(p) not in here}
         lost = [n for n, p in own.items() if (first or n in model) and not _is_gathered(model.get(n), p)]
-        stray = [n for n, p in known.items() if id(p) not in held]
+        stray = [n for n, p in known.items() if id(p) not in stepped]
         if lost or len(stray) == len(known):
             owner = type(self.model).__name__ if lost else _kinds(self.optimizers)
             raise WatchError(
@@ -321,7 +316,12 @@ def by_name(optimizers: Sequence[Optimizer], part: str | None = None) -> dict[st
         return {part: optimizers[0]}
     kinds = [type(o).__name__ for o in optimizers]
     names = [kind if kinds.count(kind) == 1 else f"{kind}.{i}" for i, kind in enumerate(kinds)]
-    return {f"{part}.{name}" if part else name: o for name, o in zip(names, optimizers, strict=True)}
+    return of_part(part, dict(zip(names, optimizers, strict=True)))
+
+
+def of_part(part: str | None, found: dict[str, Any]) -> dict[str, Any]:
+    """Each by a name that begins with that of the part, if there is one."""
+    return {f"{part}.{name}": each for name, each in found.items()} if part else found
 
 
 def held(optimizer: Optimizer) -> dict[int, Tensor]:

@@ -105,8 +105,8 @@ class LoopClips:
         """The loop has clipped. Clips of gradients that have been thrown away since are forgotten."""
         ids = {id(p) for p in clip.params}
         for optimizer, since in self._since.items():
-            held = any(id(p) in ids for group in optimizer.param_groups for p in group["params"])
-            if held and not (since and _is_told(since[-1].clip, clip)):
+            meets = any(id(p) in ids for group in optimizer.param_groups for p in group["params"])
+            if meets and not (since and _is_told(since[-1].clip, clip)):
                 since[:] = [*_still(since, clip, ids)[1 - MOST :], _Taken(clip, ids, _after(clip))]
                 self.last.update(clip.values)
 

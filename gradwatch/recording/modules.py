@@ -11,7 +11,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from gradwatch.errors import WatchError
 from gradwatch.measure.routers import Router, routers
 from gradwatch.measure.saturation import flat_of
-from gradwatch.recording.layers import clean_name, matches
+from gradwatch.recording.layers import clean_name, matches, of_part
 
 MOST = 200  # modules that are chosen without being asked for
 MOST_NAMED = 2_000
@@ -41,7 +41,7 @@ def chosen(model: nn.Module, asked: bool | Sequence[str], part: str | None = Non
                 f"activations={tuple(asked)!r:.200} fits {len(found):,} of the {len(named):,} modules of "
                 f"{type(model).__name__}: wanted patterns of 1 to {MOST_NAMED:,} names such as {shown:.200}"
             )
-    return {f"{part}.{name}" if part else name: module for name, module in found.items()}
+    return of_part(part, found)
 
 
 def chosen_routers(model: nn.Module, asked: bool | Sequence[str], part: str | None = None) -> dict[str, Router]:
@@ -49,7 +49,7 @@ def chosen_routers(model: nn.Module, asked: bool | Sequence[str], part: str | No
     found = routers(model) if asked is not False else {}
     named = {name: found[id(module)] for name, module in _by_output(model, "") if id(module) in found}
     kept = {name: router for name, router in named.items() if asked is True or matches(name, asked or ())}
-    return {f"{part}.{name}" if part else name: router for name, router in kept.items()}
+    return of_part(part, kept)
 
 
 def default_modules(model: nn.Module) -> set[int]:

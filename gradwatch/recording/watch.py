@@ -23,7 +23,7 @@ from gradwatch.recording.clipper import Clipper
 from gradwatch.recording.courier_process import CourierProcess
 from gradwatch.recording.hooks import taken_off, untraced
 from gradwatch.recording.inside import Inside
-from gradwatch.recording.layers import Source, describe, tell_forgotten
+from gradwatch.recording.layers import Source, describe, held, tell_forgotten
 from gradwatch.recording.learning_rate import RateScale
 from gradwatch.recording.loop_clips import Clip
 from gradwatch.recording.loop_writes import StepsElsewhere
@@ -128,7 +128,7 @@ class Watch:
     def _holds(self, optimizers: Iterable[Optimizer]) -> bool:
         """Whether one of these parameters is in an optimizer that is watched here."""
         mine = {id(p) for p in self._stepper.layout.params}
-        return any(id(p) in mine for o in optimizers for group in o.param_groups for p in group["params"])
+        return any(not mine.isdisjoint(held(o)) for o in optimizers)
 
     def _deliver_to(self, target: Mapping[str, Any]) -> None:
         """Name the MLflow run (`run_id`, `experiment_id`, `tracking_uri`, `joined`), unless one is named already."""

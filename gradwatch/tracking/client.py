@@ -25,13 +25,13 @@ from mlflow.tracking import MlflowClient
 from gradwatch._version import __version__
 from gradwatch.errors import RunError
 from gradwatch.history import Run
-from gradwatch.sanitize import check_uri, public_uri
+from gradwatch.sanitize import MAX_PARAM, check_uri, public_uri
 from gradwatch.storage.places import absolute_uri, sqlite_file
 from gradwatch.tracking.artifact_places import UnfitError, require_known_place
 from gradwatch.tracking.metric_keys import Nonfinite, Point
 from gradwatch.tracking.mlflow_names import part_key, safe_name
 from gradwatch.tracking.refusals import clear_addresses, clear_errors
-from gradwatch.tracking.run_params import MAX_PARAM, run_params
+from gradwatch.tracking.run_params import run_params
 from gradwatch.tracking.tags import Tag, run_group
 from gradwatch.tracking.views import VIEW_TAG, view_tag
 
@@ -135,9 +135,7 @@ def create_run(client: MlflowClient, tracking_uri: str, run: Run, label: str) ->
         found = client.search_runs([experiment], f"tags.`{Tag.FOLDER}` = {quoted(label)}", max_results=1)
         if found:
             return found[0].info.run_id, experiment
-        tags = {Tag.FOLDER: quoted(label)[1:-1]}
-        with contextlib.suppress(OSError, KeyError):  # a container's user may have no name
-            tags["mlflow.user"] = getpass.getuser()
+        tags = {Tag.FOLDER: quoted(label)[1:-1], **_user()}
         if run.command:  # as the run that `gradwatch run` creates in advance says it
             tags |= {"mlflow.source.name": str(run.command.get("target")), "mlflow.source.type": "LOCAL"}
         made = client.create_run(experiment, milliseconds(run.created), tags, run.name)
@@ -148,9 +146,14 @@ def start_run(client: MlflowClient, tracking_uri: str, name: str, tags: dict[str
     """`(run id, experiment id)` of a new run, in the experiment that the environment names."""
     with clear_errors("creating the run"):
         experiment = _experiment(client, tracking_uri, {})
-        with contextlib.suppress(OSError, KeyError):  # a container's user may have no name
-            tags = {"mlflow.user": getpass.getuser(), **tags}
-        return client.create_run(experiment, None, tags, name).info.run_id, experiment
+        return client.create_run(experiment, None, {**_user(), **tags}, name).info.run_id, experiment
+
+
+def _user() -> dict[str, str]:
+    """The tag that says whose run it is."""
+    with contextlib.suppress(OSError, KeyError):  # a container's user may have no name
+        return {"mlflow.user": getpass.getuser()}
+    return {}
 
 
 def summary_run(client: MlflowClient, experiment_id: str, name: str, tags: dict[str, str]) -> str:

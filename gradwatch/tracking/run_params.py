@@ -9,9 +9,9 @@ from gradwatch._version import __version__
 from gradwatch.analysis.optimizers import differing, group_texts, settings
 from gradwatch.history import Run
 from gradwatch.policies.intervention import Intervention
+from gradwatch.sanitize import MAX_PARAM
 from gradwatch.tracking.mlflow_names import safe_name
 
-MAX_PARAM = 6_000
 MAX_GROUPS = 16  # param groups of an optimizer that have params of their own
 
 

@@ -214,6 +214,11 @@ def description(
         "",
         f"[The full report]({report})",
     ]
+    return as_note(lines)
+
+
+def as_note(lines: Iterable[str]) -> str:
+    """The lines as the description of a run, as many as there is room for."""
     text = "\n".join(lines)
     return text if len(text) < MAX_NOTE else text[: MAX_NOTE - 20].rpartition("\n")[0] + "\n…"
 
