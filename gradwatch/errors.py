@@ -1,6 +1,7 @@
 """What gradwatch raises and says: each message says what was found, what was wanted and what to do."""
 
 import contextlib
+import importlib.util
 import re
 import sys
 import warnings
@@ -69,6 +70,16 @@ def no_room_said() -> Iterator[None]:
         raise RunError(
             f"there is not enough memory to load a library ({error}): raise the limit (ulimit -v), or free some"
         ) from error
+
+
+def require(module: str, extra: str, why: str = "") -> None:
+    """See that a library is there that an `extra` of this package brings; `why` follows where the error says it is not.
+
+    Raises:
+        RunError: it is not installed.
+    """
+    if importlib.util.find_spec(module) is None:
+        raise RunError(f"{module} is not installed{why}: pip install 'gradwatch[{extra}]'")
 
 
 class GradwatchWarning(UserWarning):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -12,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from gradwatch.errors import RunError, no_room_said
+from gradwatch.errors import RunError, no_room_said, require
 from gradwatch.recording import open_watches
 from gradwatch.report import notebook  # noqa: F401  a History that is opened can plot itself
 from gradwatch.storage.downsample import MAX_VALUES
@@ -126,6 +125,18 @@ def open_histories(refs: Sequence[str], directory: Path = RUNS, empty: bool = Fa
     """
     found = [run for ref in refs for run in _alone(Path(ref)) or _runs(ref, directory)]
     return [_opened(run, MAX_VALUES, empty and len(found) == 1) for run in found]
+
+
+def open_one(ref: str, who: str, instead: str = "name each of them in turn", empty: bool = False) -> History:
+    """The history of the one run that a command, `who`, wants; `instead` is what to do with several.
+
+    Raises:
+        RunError: as of `open_histories`, or they are several.
+    """
+    histories = open_histories([ref], empty=empty)
+    if len(histories) != 1:
+        raise RunError(f"{ref} is {len(histories)} runs, and {who} wants one: {instead}")
+    return histories[0]
 
 
 def open_steps(refs: Sequence[str]) -> list[History]:
@@ -279,10 +290,7 @@ def _what_it_is(path: Path) -> str:
 
 
 def _remote() -> ModuleType:
-    if importlib.util.find_spec("mlflow") is None:
-        raise RunError(
-            "mlflow is not installed, and only a run folder can be read without it: pip install 'gradwatch[mlflow]'"
-        )
+    require("mlflow", "mlflow", ", and only a run folder can be read without it")
     from gradwatch.tracking import reader
 
     return reader

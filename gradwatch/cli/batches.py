@@ -28,14 +28,11 @@ def batches(run: str, kind: str, before: int) -> None:
     """  # noqa: D301  (click reads the backspace)
     from gradwatch.analysis.rules import diagnose
     from gradwatch.analysis.suspects import suspects
-    from gradwatch.errors import RunError
-    from gradwatch.open_run import open_histories
+    from gradwatch.open_run import open_one
     from gradwatch.report.terminal import print_text
 
-    histories = open_histories([run])
-    if len(histories) != 1:
-        raise RunError(f"{run} is {len(histories)} runs, and batches wants one: name each of them in turn")
-    found = suspects(histories[0], diagnose(histories[0]))
+    history = open_one(run, "batches")
+    found = suspects(history, diagnose(history))
     if any(not one.batch for one in found):
         click.echo("without a logged batch, the number of the step stands for it", err=True)
     if kind == "json":

@@ -35,7 +35,7 @@ def check(ctx: click.Context, run: str, fail_on: str, strict: bool, kind: str, f
     from gradwatch.analysis.rules import diagnose, verdict
     from gradwatch.analysis.rules.facts import LEAST_STEPS, steps_taken
     from gradwatch.errors import RunError
-    from gradwatch.open_run import open_histories
+    from gradwatch.open_run import open_one
     from gradwatch.report.model import state
     from gradwatch.report.sarif import render_sarif
     from gradwatch.report.terminal import print_text
@@ -47,10 +47,7 @@ def check(ctx: click.Context, run: str, fail_on: str, strict: bool, kind: str, f
         from gradwatch.tracking.live_findings import follow
 
         follow(folder_to_follow(run))
-    histories = open_histories([run], empty=True)
-    if len(histories) != 1:
-        raise RunError(f"{run} is {len(histories)} runs, and check wants one: name each of them in turn")
-    (history,) = histories
+    history = open_one(run, "check", empty=True)
     lost = "layers" if not history.layers else "steps" if not history.per_step else ""
     if lost and (history.problems or (lost == "steps" and len(history))):
         why = f" ({history.problems[0]})" if history.problems else ""

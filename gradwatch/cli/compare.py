@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import click
 
-from gradwatch.cli.options import Number
+from gradwatch.cli.options import Number, together
 
 FORMATS = ("text", "csv", "md", "json")
 
 
-def compared_by(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options of every command that compares runs."""
-    for option in (
-        click.option(
-            "--higher-is-better/--lower-is-better",
-            "rises",
-            default=None,
-            help="Which way the metric is meant to go. [default: as its name says]",
-        ),
-        click.option("--target", type=Number(), metavar="VALUE", help="Also the steps until the metric reached VALUE."),
-        click.option("--baseline", metavar="POLICY", help="Compare with this policy. [default: none]"),
-        click.option("--metric", metavar="NAME", help="Compare by this logged value alone."),
-    ):
-        command = option(command)
-    return command
+compared_by = together(  # of every command that compares runs
+    click.option("--metric", metavar="NAME", help="Compare by this logged value alone."),
+    click.option("--baseline", metavar="POLICY", help="Compare with this policy. [default: none]"),
+    click.option("--target", type=Number(), metavar="VALUE", help="Also the steps until the metric reached VALUE."),
+    click.option("--higher-is-better/--lower-is-better", "rises", default=None,
+                 help="Which way the metric is meant to go. [default: as its name says]"),
+)  # fmt: skip
 
 
 @click.command()

@@ -45,15 +45,14 @@ def export(run: str, target: str, out: Path, following: bool) -> None:
 def _follow(run: str, target: str) -> None:
     """Keep the event files of the run, one for each part, up to date: what `log="tensorboard"` starts."""
     from gradwatch.cli.options import log_to_stdout
-    from gradwatch.errors import RunError
+    from gradwatch.errors import RunError, require
     from gradwatch.open_run import folder_to_follow
     from gradwatch.storage.shared_folder import part_folders
     from gradwatch.tracking.export.live_tensorboard import follow
-    from gradwatch.tracking.export.run_export import require
 
     if target != "tensorboard":
         raise RunError(f"--follow writes for TensorBoard: wanted --to tensorboard, and not {target}")
-    require(target)
+    require(target, target)
     log_to_stdout()
     parts = part_folders(folder_to_follow(run))
     with ThreadPoolExecutor(len(parts)) as pool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import os
 import signal
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gradwatch.cli.options import Number, log_to_stdout
-from gradwatch.errors import RunError
+from gradwatch.errors import RunError, require
 from gradwatch.sanitize import terminal
 
 if TYPE_CHECKING:
@@ -56,8 +55,7 @@ def monitor(
 
     Example: gradwatch monitor --tracking-uri http://127.0.0.1:5000 --once
     """
-    if importlib.util.find_spec("mlflow") is None:
-        raise RunError("mlflow is not installed: pip install 'gradwatch[service]'")
+    require("mlflow", "service")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     log_to_stdout()
     from gradwatch.tracking.client import connect, existing_store

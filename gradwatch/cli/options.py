@@ -99,6 +99,7 @@ def policy_text(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
         PolicyError: it is no policy, or one for the other role.
     """
     from gradwatch.policies.grammar import as_policy
+    from gradwatch.policies.intervention import given
 
     role = str(param.name).removesuffix("s")  # `clip` of one script, `clips` of a sweep
     with of_the_file(ctx, param):
@@ -139,6 +140,17 @@ def template_text(ctx: click.Context, param: click.Parameter, value: tuple[str, 
     return value
 
 
+def together(*options: Callable[[Any], Any]) -> Callable[[Decorated], Decorated]:
+    """These options, in this order, as one decorator."""
+
+    def decorate(command: Decorated) -> Decorated:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
 def intervening(many: bool = False) -> Callable[[Decorated], Decorated]:
     """The options that change a training, beside --clip and --renorm; `many`: once for each that is compared."""
     again, ends = ("; again for each", "s") if many else ("", "")
@@ -148,7 +160,7 @@ def intervening(many: bool = False) -> Callable[[Decorated], Decorated]:
     if many:
         scale = {"type": NumberOrRange(factor), "multiple": True}
         steps = {"type": NumberOrRange(count, whole=True), "multiple": True}
-    add = (
+    return together(
         click.option("--lr-scale", "lr_scale" + ends, metavar="F",
                      help=f"Learning rates times F in each step, beside the script's own schedule{again}.", **scale),
         click.option("--warmup", "warmup" + ends, metavar="N",
@@ -156,13 +168,6 @@ def intervening(many: bool = False) -> Callable[[Decorated], Decorated]:
         click.option("--skip/--no-skip", help="Leave out steps that are non-finite or a spike: SkipNonfinite() and "
                      f"SkipSpike(), before {'each' if many else 'the'} --clip."),
     )  # fmt: skip
-
-    def decorate(command: Decorated) -> Decorated:
-        for option in reversed(add):
-            command = option(command)
-        return command
-
-    return decorate
 
 
 # What is recorded besides, by the names of the arguments of `watch`; that ending in _of is of the one before it
@@ -179,7 +184,7 @@ def looking_inside(as_for_run: bool = False) -> Callable[[Decorated], Decorated]
         settings |= {} if as_for_run or default is None else {"default": default, "show_default": True}
         return click.option(*names, help=shown, **settings)
 
-    add = (
+    return together(
         option("--slots", is_flag=True, said="Record the optimizer's own tensors, and the size of every update."),
         option("--activations", is_flag=True, said="Record what the model's blocks and non-linearities give out."),
         option("--activations-of", metavar="PATTERN", multiple=True,
@@ -199,13 +204,6 @@ def looking_inside(as_for_run: bool = False) -> Callable[[Decorated], Decorated]
         option("--rows", metavar="PATTERN", multiple=True,
                said="Record the largest row of the gradients of such layers, as '*embed*'; again for more."),
     )  # fmt: skip
-
-    def decorate(command: Decorated) -> Decorated:
-        for one in reversed(add):
-            command = one(command)
-        return command
-
-    return decorate
 
 
 def split_texts(ctx: click.Context, param: click.Parameter, value: Sequence[str]) -> Sequence[str]:
@@ -244,11 +242,6 @@ def pairs(option: str, texts: Iterable[str]) -> dict[str, str]:
         if not (key and equals):
             raise RunError(f"--{option} {text!r}: wanted KEY=VALUE")
     return {key: value for key, _, value in found.values()}
-
-
-def given(text: str | None) -> str | None:
-    """The text of a policy; None for `none`."""
-    return None if text is None or text.strip().lower() in ("", "none") else text
 
 
 class PublicFormatter(logging.Formatter):

@@ -17,7 +17,6 @@ from gradwatch.cli.options import (
     Number,
     Whole,
     as_split,
-    given,
     intervening,
     looking_inside,
     pair_texts,
@@ -91,7 +90,7 @@ def run(ctx: click.Context, /, script: str | None, args: tuple[str, ...], module
     from gradwatch.launcher.run import run as launch
     from gradwatch.launcher.script import find_program
     from gradwatch.launcher.stdout import parse_pattern
-    from gradwatch.policies.intervention import skipping
+    from gradwatch.policies.intervention import given, skipping
 
     directions = _directions(options["higher_is_better"], options["lower_is_better"])
     if options["show_config"]:

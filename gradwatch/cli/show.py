@@ -29,8 +29,7 @@ def show(run: str, following: bool, frames: bool, everything: bool) -> None:
       gradwatch show latest --follow
       gradwatch show latest --all
     """  # noqa: D301  (click reads the backspace)
-    from gradwatch.errors import RunError
-    from gradwatch.open_run import folder_to_follow, open_histories
+    from gradwatch.open_run import folder_to_follow, open_one
     from gradwatch.report.build import build_report
     from gradwatch.report.terminal import PIPE, make_console, print_shown, show_run
 
@@ -38,11 +37,9 @@ def show(run: str, following: bool, frames: bool, everything: bool) -> None:
         folder = folder_to_follow(run)
         (_frames if frames else _screen if make_console().is_terminal else _lines)(folder)
         return
-    histories = open_histories([run], empty=True)
-    if len(histories) != 1:
-        raise RunError(f"{run} is {len(histories)} runs, and show wants one: use gradwatch compare {run}")
+    history = open_one(run, "show", f"use gradwatch compare {run}", empty=True)
     into_a_pipe = make_console().width == PIPE
-    print_shown(show_run(build_report(histories).runs[0], run, everything or into_a_pipe))
+    print_shown(show_run(build_report([history]).runs[0], run, everything or into_a_pipe))
 
 
 def _screen(folder: Path) -> None:

@@ -149,7 +149,7 @@ def sweep(ctx: click.Context, /, script: str | None, args: tuple[str, ...], modu
     except KeyboardInterrupt:
         _say_stopped(search.begun if search else race.jobs if race else jobs, as_array(options))
         raise
-    ctx.exit(int(search.has_failed if search else any(_failed(job) for job in jobs)))
+    ctx.exit(int(search.has_failed if search else not all(job.is_over for job in jobs)))
 
 
 @contextmanager
@@ -276,10 +276,10 @@ def _todo(jobs: Sequence[Job], options: dict[str, Any]) -> list[Job]:
         RunError: one of them is still being trained, and not by a job array, which is followed.
     """
     from gradwatch.cli.sweep_places import as_array
-    from gradwatch.launcher.sweep import Record, require_ended
+    from gradwatch.launcher.sweep import require_ended
 
     array = as_array(options)
-    todo = [job for job in jobs if options["force"] or not ((record := Record.read(job)) and record.over)]
+    todo = [job for job in jobs if options["force"] or not job.is_over]
     for job in todo:
         if not array:
             require_ended(job)
@@ -289,17 +289,10 @@ def _todo(jobs: Sequence[Job], options: dict[str, Any]) -> list[Job]:
     return todo
 
 
-def _failed(job: Job) -> bool:
-    from gradwatch.launcher.sweep import Record
-
-    record = Record.read(job)
-    return record is None or not record.over
-
-
 def _say_stopped(jobs: Sequence[Job], array: bool) -> None:
     from gradwatch.launcher.slurm import array_name
 
-    done, goes_on = sum(not _failed(job) for job in jobs), "the same command goes on"
+    done, goes_on = sum(job.is_over for job in jobs), "the same command goes on"
     if array:
         goes_on = f"SLURM trains on, and the same command follows it (scancel --name {array_name(jobs)} ends it)"
     click.echo(f"Stopped: {done} of {len(jobs)} runs are finished and kept; {goes_on}.", err=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gradwatch.cli.options import log_to_stdout
-from gradwatch.errors import RunError
+from gradwatch.errors import RunError, require
 from gradwatch.sanitize import terminal
 from gradwatch.tracking.settings import MLFLOW_SETTINGS
 
@@ -35,8 +34,7 @@ def sync(folder: Path, everything: bool, following: bool, tracking_uri: str | No
 
     Example: gradwatch sync gradwatch-runs
     """
-    if importlib.util.find_spec("mlflow") is None:
-        raise RunError("mlflow is not installed: pip install 'gradwatch[mlflow]'")
+    require("mlflow", "mlflow")
     # whatever is set for the user's own calls: a request that is repeated blindly makes two runs of one
     os.environ[RETRIES] = MLFLOW_SETTINGS[RETRIES]
     from gradwatch.tracking.sync import deliverable, follow

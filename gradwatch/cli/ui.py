@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 import socket
@@ -14,7 +13,7 @@ from pathlib import Path
 import click
 
 from gradwatch.cli.options import Whole
-from gradwatch.errors import RunError
+from gradwatch.errors import RunError, require
 from gradwatch.launcher.reaper import Reaper
 from gradwatch.sanitize import terminal
 
@@ -43,8 +42,7 @@ def ui(port: int, store: str | None) -> None:
 
     Example: gradwatch ui --store gradwatch-demo
     """
-    if importlib.util.find_spec("mlflow") is None:
-        raise RunError("mlflow is not installed: pip install 'gradwatch[mlflow]'")
+    require("mlflow", "mlflow")
     from gradwatch.tracking.client import existing_store
     from gradwatch.tracking.reader import watched_experiments
     from gradwatch.tracking.views import view_url

@@ -21,7 +21,7 @@ from gradwatch.errors import RunError
 from gradwatch.formatting import counted
 from gradwatch.history import History, Run
 from gradwatch.launcher.sweep import SEED
-from gradwatch.open_run import open_histories
+from gradwatch.open_run import open_one
 from gradwatch.policies.grammar import as_policy
 from gradwatch.policies.intervention import NONE, Intervention, skipping
 from gradwatch.report.model import RunSummary
@@ -106,10 +106,7 @@ def read_trial(ref: str, usual: bool) -> tuple[Trial | None, Run]:
     Raises:
         RunError: it is no run, or several; or none of its findings names a cure that its script can be given.
     """
-    histories = open_histories([ref])
-    if len(histories) != 1:
-        raise RunError(f"{ref} is {len(histories)} runs, and --cures wants one: name each of them in turn")
-    (history,) = histories
+    history = open_one(ref, "--cures")
     findings = [finding for finding in diagnose(history) if finding.severity != "note"]
     if not (findings or usual):
         return None, history.run

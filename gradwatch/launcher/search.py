@@ -108,18 +108,18 @@ class Search:
     @property
     def done(self) -> int:
         """How many of them were over when this began, those of trials that were given up as well."""
-        return min(self.wanted, len(self.ended)) * len(self.asked.seeds) + sum(map(_is_over, self.unchanged))
+        return min(self.wanted, len(self.ended)) * len(self.asked.seeds) + sum(job.is_over for job in self.unchanged)
 
     @property
     def has_failed(self) -> bool:
         """Whether a training ended with an error that no finding explains."""
         failed = any(trial.state == self.states.FAIL for trial in self.ended)
-        return failed or not all(map(_is_over, self.unchanged))
+        return failed or not all(job.is_over for job in self.unchanged)
 
     def tasks(self, timeout: float | None, force: bool) -> Iterator[Task]:
         """What is to be trained, a trial drawn when a slot is free; what is finished already is not trained again."""
         for job in self.unchanged:
-            if force or not _is_over(job):
+            if force or not job.is_over:
                 self.todo.append(job)
                 yield task(job, timeout)
         is_logged = False
@@ -130,7 +130,7 @@ class Search:
             running.trial.set_user_attr(POLICY, policy.arguments)
             for seed in self.asked.seeds:
                 job = self._job(policy, seed, running.trial)
-                if _is_over(job) and not force:
+                if job.is_over and not force:
                     self._tell(running, job)
                 elif not running.is_over:
                     self.todo.append(job)
@@ -166,7 +166,7 @@ class Search:
         Raises:
             RunError: that has ended well without it, and no trial would have a value.
         """
-        for job in filter(_is_over, self.unchanged):
+        for job in (job for job in self.unchanged if job.is_over):
             history = history_of(job)
             if history is None:
                 raise RunError(f"the script trained nothing that a trial could be judged by: see {job.folder / OUTPUT}")
@@ -201,13 +201,13 @@ class Search:
             if running.is_over:
                 return
             running.values.append(value)
-            if _is_over(job) and np.isfinite(value):
+            if job.is_over and np.isfinite(value):
                 if len(running.values) == len(self.asked.seeds):
                     self._end(running, float(np.mean(running.values)))
                 return
             found = [finding.rule for finding in diagnose(history) if finding.severity == "error"] if history else []
             record = Record.read(job)
-            why = found[0] if found else "no value" if _is_over(job) else record.status if record else "not started"
+            why = found[0] if found else "no value" if job.is_over else record.status if record else "not started"
             self._end(running, None, why, pruned=bool(found))
 
     def _end(self, running: _Running, value: float | None, why: str = "", pruned: bool = False) -> None:
@@ -248,8 +248,3 @@ def _open_study(path: Path, name: str, rises: bool) -> Study:
 
 def _policy(trial: FrozenTrial) -> Intervention:
     return Intervention.of(trial.user_attrs[POLICY])
-
-
-def _is_over(job: Job) -> bool:
-    record = Record.read(job)
-    return record is not None and record.over

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from gradwatch.errors import PolicyError, RunError
 from gradwatch.policies.grammar import POLICIES, as_policy, parse
-from gradwatch.policies.intervention import NONE, Intervention, skipping
+from gradwatch.policies.intervention import NONE, Intervention, given, skipping
 
 if TYPE_CHECKING:
     from optuna.trial import BaseTrial
@@ -79,7 +79,7 @@ class Template:
             PolicyError: it is no policy at both ends of its ranges.
             RunError: the ends of a range are not in order.
         """
-        if text.strip().lower() in ("", NONE):
+        if given(text) is None:
             return cls(NONE)
         texts = [found[0] for found in _RANGE.finditer(text)]
         for end in (1, 2):

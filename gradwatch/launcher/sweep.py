@@ -18,7 +18,7 @@ from typing import Any
 
 from gradwatch.errors import RunError
 from gradwatch.launcher.pool import End, Task
-from gradwatch.policies.intervention import NONE, Intervention, skipping
+from gradwatch.policies.intervention import NONE, Intervention, given, skipping
 from gradwatch.recording.courier_process import wait_delivered
 from gradwatch.storage.folder import read_manifest, write_json
 from gradwatch.storage.run_state import run_state
@@ -127,6 +127,12 @@ class Job:
     def environment(self) -> dict[str, str]:
         """What is set for it beside this process' own environment."""
         return {} if self.seed is None else {"PYTHONHASHSEED": str(self.seed), "GRADWATCH_SEED": str(self.seed)}
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it need not run again."""
+        record = Record.read(self)
+        return record is not None and record.over
 
     def run(self) -> Path | None:
         """The newest run folder that it left; None when it left none here."""
@@ -281,7 +287,7 @@ def policies(
     from gradwatch.policies import parse
 
     def read(texts: Sequence[str]) -> list[str | None]:
-        return [None if text.strip().lower() in ("", NONE) else repr(parse(text)) for text in texts]
+        return [None if given(text) is None else repr(parse(text)) for text in texts]
 
     clip_texts = [skipping(clip) if skip else clip for clip in read(clips) or [None]]
     every: list[list[Any]] = [clip_texts, read(renorms) or [None], [*lr_scales] or [1.0], [*warmups] or [0]]

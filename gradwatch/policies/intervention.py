@@ -13,6 +13,11 @@ from gradwatch.policies.skip import SkipNonfinite, SkipSpike
 NONE = "none"
 
 
+def given(text: str | None) -> str | None:
+    """The text of a policy; None for `none`."""
+    return None if text is None or text.strip().lower() in ("", NONE) else text
+
+
 @dataclass(frozen=True)
 class Intervention:
     """The arguments of `watch()` that change a training; `clip` and `renorm` are policies as text."""

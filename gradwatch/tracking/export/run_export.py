@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,7 +11,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from gradwatch.analysis.rules import verdict
-from gradwatch.errors import RunError
+from gradwatch.errors import RunError, require
 from gradwatch.history import History
 from gradwatch.sanitize import public_error
 from gradwatch.storage.run_state import run_state
@@ -64,16 +63,6 @@ def by_step(points: Iterable[Point]) -> Iterator[tuple[int, float, dict[str, flo
         yield step, found[-1].timestamp / 1000, {point.key: point.value for point in found}
 
 
-def require(tracker: str) -> None:
-    """See that a tracker is installed.
-
-    Raises:
-        RunError: it is not.
-    """
-    if importlib.util.find_spec(tracker) is None:
-        raise RunError(f"{tracker} is not installed: pip install 'gradwatch[{tracker}]'")
-
-
 def export_run(run: RunExport, target: str, out: Path) -> list[str]:
     """Export a run to `target`, one of `TABLES` or `TRACKERS`, under the folder `out`; returns what there is to say.
 
@@ -83,7 +72,7 @@ def export_run(run: RunExport, target: str, out: Path) -> list[str]:
         RunError: the tracker is not installed or fails, or `out` cannot be written to.
     """
     if target in TRACKERS:
-        require(target)
+        require(target, target)
     if target in TRACKERS and not run.points:
         raise RunError(f"{run.name} has no point to export yet: its first window of steps is still open")
     module = importlib.import_module(f"gradwatch.tracking.export.{'tables' if target in TABLES else target}")

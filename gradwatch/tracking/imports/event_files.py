@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gradwatch.errors import RunError
+from gradwatch.errors import RunError, require
 from gradwatch.tracking.imports.log import Log
 
 MARK = "tfevents"  # in the name of every event file
@@ -24,8 +23,7 @@ def read_events(paths: Sequence[Path]) -> Log:
     Raises:
         RunError: tensorboard is not installed, or a file is none of its kind.
     """
-    if importlib.util.find_spec("tensorboard") is None:
-        raise RunError("tensorboard is not installed, and reads event files: pip install 'gradwatch[tensorboard]'")
+    require("tensorboard", "tensorboard", ", and reads event files")
     from google.protobuf.message import DecodeError
     from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
     from tensorboard.compat.proto.event_pb2 import Event
