@@ -15,9 +15,9 @@ from gradwatch.errors import RunError, no_room_said, require
 from gradwatch.recording import open_watches
 from gradwatch.report import notebook  # noqa: F401  a History that is opened can plot itself
 from gradwatch.storage.downsample import MAX_VALUES
+from gradwatch.storage.many_runs import each
 from gradwatch.storage.run_state import run_state
 from gradwatch.storage.shared_folder import run_folders
-from gradwatch.storage.workers import each
 
 if TYPE_CHECKING:
     from types import ModuleType

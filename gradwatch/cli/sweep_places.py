@@ -16,7 +16,7 @@ from gradwatch.launcher.pool import Moment, Pool, Resources
 from gradwatch.launcher.ray_pool import run_on_ray
 from gradwatch.launcher.slurm import array_name, batch_script, follow, queued, submit
 from gradwatch.launcher.sweep import Job, Sweep, slots, visible_devices
-from gradwatch.storage.workers import cpus
+from gradwatch.storage.many_runs import cpus
 
 RESOURCES = ("cpus", "gpus", "memory")
 

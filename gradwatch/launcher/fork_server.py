@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gradwatch.storage.workers import ctrl_c_waits
+from gradwatch.storage.many_runs import ctrl_c_waits
 
 # imported, and nothing more: threads that an operation starts would not be there in a fork
 IMPORTED = ["torch", "torch._dynamo", "gradwatch.cli.run", "gradwatch.launcher.run", "gradwatch.launcher.autowatch"]

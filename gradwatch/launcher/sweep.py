@@ -21,9 +21,9 @@ from gradwatch.launcher.pool import End, Task
 from gradwatch.policies.intervention import NONE, Intervention, given, skipping
 from gradwatch.recording.courier_process import wait_delivered
 from gradwatch.storage.folder import read_manifest, write_json
+from gradwatch.storage.many_runs import cpus
 from gradwatch.storage.run_state import run_state
 from gradwatch.storage.shared_folder import deliverable_parts, run_folders
-from gradwatch.storage.workers import cpus
 from gradwatch.tracking.tags import Tag
 
 RECORD, OUTPUT = "job.json", "output.log"

@@ -25,8 +25,8 @@ from gradwatch.report.text import comparison_text, markdown_comparison
 from gradwatch.storage.delivery_cursor import read_cursor
 from gradwatch.storage.downsample import MAX_VALUES
 from gradwatch.storage.folder import list_parts
+from gradwatch.storage.many_runs import each
 from gradwatch.storage.shared_folder import deliverable_parts, run_folders
-from gradwatch.storage.workers import each
 from gradwatch.tracking.tags import Tag
 from gradwatch.tracking.views import as_note, run_url
 

@@ -27,13 +27,13 @@ from gradwatch.policies import Policy
 from gradwatch.recording import backward_calls
 from gradwatch.recording.arguments import Settings
 from gradwatch.recording.clipper import Clipper
-from gradwatch.recording.copies import Copies
 from gradwatch.recording.layers import held
 from gradwatch.recording.loss_graphs import LossGraphs
 from gradwatch.recording.loss_targets import LossTargets
 from gradwatch.recording.micro_batches import MicroBatches
 from gradwatch.recording.modes import Mode
 from gradwatch.recording.modules import chosen, chosen_routers
+from gradwatch.recording.target_networks import TargetNetworks
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ def measured(
     trained = {key for optimizer in optimizers.values() for key in held(optimizer)}
     copies = None
     with looking.at("what copies are"):
-        copies = Copies(model, optimizers.values()) if layout.sharding is None else None
+        copies = TargetNetworks(model, optimizers.values()) if layout.sharding is None else None
     looked_at = replace(
         _inside(model, settings, layout, part, looking),
         logits=logits,

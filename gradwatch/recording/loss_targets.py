@@ -14,8 +14,8 @@ from gradwatch.measure.looking import Looking
 from gradwatch.measure.loss_graph import LossGraph
 from gradwatch.measure.writes import writes
 from gradwatch.recording import backward_calls
-from gradwatch.recording.copies import Copies
 from gradwatch.recording.hooks import is_captured, untraced
+from gradwatch.recording.target_networks import TargetNetworks
 from gradwatch.table import IN_LOSS
 
 Mark = tuple[int, int]
@@ -39,7 +39,7 @@ class LossTargets:
     And whether the `copies` of trained parts are what they were at first.
     """
 
-    def __init__(self, every: int = 1, looking: Looking | None = None, copies: Copies | None = None) -> None:
+    def __init__(self, every: int = 1, looking: Looking | None = None, copies: TargetNetworks | None = None) -> None:
         self._every, self._looking, self._copies = every, looking or Looking(), copies
         self.is_open = False  # whether it hears of the step that is to come
         self._values: dict[str, Tensor | float] = {}

@@ -19,12 +19,12 @@ from gradwatch.recording.clipper import Clipped, Clipper
 from gradwatch.recording.hooks import Closure, Hooks, refuse_capture, untraced
 from gradwatch.recording.inside import Inside
 from gradwatch.recording.learning_rate import RateScale
-from gradwatch.recording.lookup import look_back, record, record_late
 from gradwatch.recording.loop_clips import Clip, LoopClips
 from gradwatch.recording.loop_writes import GradientWrites, WeightWrites
 from gradwatch.recording.optimizer_settings import GroupSettings
 from gradwatch.recording.recorder import Recorder
 from gradwatch.recording.step import Step, clear_up
+from gradwatch.recording.step_row import look_back, record, record_late
 from gradwatch.recording.torch_patches import Listener, leave, listen
 
 _MOST_SECONDS = 5.0  # that `detach` waits for a step that another thread is in

@@ -20,7 +20,7 @@ from gradwatch.errors import RunError
 from gradwatch.open_run import open_history, open_report, open_steps
 from gradwatch.report.build import build_report
 from gradwatch.report.text import comparison_text, render_json
-from gradwatch.storage import workers
+from gradwatch.storage import many_runs
 from gradwatch.storage.writer import RunWriter
 
 ROOT = Path(gradwatch.__file__).parents[1]
@@ -53,8 +53,8 @@ def test_a_comparison_reads_the_steps_alone_and_says_the_same(place):
 
 
 def test_a_report_is_the_same_whichever_process_read_the_runs(place, monkeypatch):
-    monkeypatch.setattr(workers, "ALONE_SECONDS", 0.0)
-    monkeypatch.setattr(workers, "cpus", lambda: 2)
+    monkeypatch.setattr(many_runs, "ALONE_SECONDS", 0.0)
+    monkeypatch.setattr(many_runs, "cpus", lambda: 2)
     found, expected = open_report([str(place)]), build_report(whole(place))
     assert render_json(found) == render_json(expected)
     assert found.runs[1].findings
@@ -73,24 +73,24 @@ def test_of_a_folder_with_one_run_that_has_steps_the_whole_report_is_made(place)
 
 
 def test_a_process_that_is_killed_is_said_and_ends_nothing_else(monkeypatch):
-    monkeypatch.setattr(workers, "ALONE_SECONDS", 0.0)
-    monkeypatch.setattr(workers, "cpus", lambda: 2)
+    monkeypatch.setattr(many_runs, "ALONE_SECONDS", 0.0)
+    monkeypatch.setattr(many_runs, "cpus", lambda: 2)
     with pytest.raises(RunError, match=r"was killed.*read fewer runs"):
-        [*workers.each([1, 2, 3], os._exit)]
+        [*many_runs.each([1, 2, 3], os._exit)]
 
 
 PARENT = """
 import os, sys, time
 from pathlib import Path
-from gradwatch.storage import workers
+from gradwatch.storage import many_runs
 
 def make(place):
     Path(place, f"{os.getpid()}").touch()
     time.sleep(600)
 
 if __name__ == "__main__":
-    workers.ALONE_SECONDS, workers.cpus = 0.0, lambda: 2
-    [*workers.each([sys.argv[1]] * 8, make)]
+    many_runs.ALONE_SECONDS, many_runs.cpus = 0.0, lambda: 2
+    [*many_runs.each([sys.argv[1]] * 8, make)]
 """
 
 
@@ -113,8 +113,8 @@ def test_processes_whose_parent_is_killed_end_with_it(tmp_path):
 
 
 def test_runs_that_are_read_soon_are_read_here(monkeypatch):
-    monkeypatch.setattr(workers.multiprocessing, "get_context", None)
-    assert [*workers.each([3, 4], str)] == ["3", "4"]
+    monkeypatch.setattr(many_runs.multiprocessing, "get_context", None)
+    assert [*many_runs.each([3, 4], str)] == ["3", "4"]
 
 
 @pytest.mark.slow
@@ -127,9 +127,9 @@ def test_ctrl_c_waits_while_the_processes_of_a_pool_begin(monkeypatch):
         return spawn(*arguments)
 
     monkeypatch.setattr(util, "spawnv_passfds", noted)
-    monkeypatch.setattr(workers, "ALONE_SECONDS", 0.0)
-    monkeypatch.setattr(workers, "cpus", lambda: 2)
-    assert list(workers.each([*range(8)], str)) == [str(i) for i in range(8)]
+    monkeypatch.setattr(many_runs, "ALONE_SECONDS", 0.0)
+    monkeypatch.setattr(many_runs, "cpus", lambda: 2)
+    assert list(many_runs.each([*range(8)], str)) == [str(i) for i in range(8)]
     assert len(masks) >= 2
     assert all(signal.SIGINT in mask for mask in masks)
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])

@@ -16,7 +16,7 @@ from gradwatch.recording.layers import clean_name, held
 MOST, ELEMENTS = 8, 64  # parameters that are compared with what they were, and elements of each
 
 
-class Copies:
+class TargetNetworks:
     """Parameters that ask for a gradient and are not trained, under the names and shapes of a part that is."""
 
     def __init__(self, model: nn.Module, optimizers: Iterable[Optimizer]) -> None:

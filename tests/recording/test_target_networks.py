@@ -6,7 +6,7 @@ from torch import nn
 
 import gradwatch
 from gradwatch.analysis.rules import diagnose
-from gradwatch.recording.copies import Copies
+from gradwatch.recording.target_networks import TargetNetworks
 
 
 def twins(**others):
@@ -14,7 +14,7 @@ def twins(**others):
 
 
 def copies_in(net, *trained):
-    return Copies(net, [torch.optim.SGD(net[name].parameters(), 0.1) for name in trained])
+    return TargetNetworks(net, [torch.optim.SGD(net[name].parameters(), 0.1) for name in trained])
 
 
 def test_a_copy_that_is_written_to_has_moved_whoever_wrote_and_however():
@@ -34,7 +34,7 @@ def test_no_copy_is_what_has_other_shapes_or_names_gets_gradients_or_is_frozen()
         net = nn.ModuleDict({"online": nn.Linear(4, 2), "target": other})
         assert copies_in(net, "online").moved() is None
     alone = nn.ParameterDict({"gain": nn.Parameter(torch.ones(2)), "other": nn.Parameter(torch.ones(2))})
-    assert Copies(alone, [torch.optim.SGD([alone["gain"]], 0.1)]).moved() is None
+    assert TargetNetworks(alone, [torch.optim.SGD([alone["gain"]], 0.1)]).moved() is None
     assert copies_in(twins(later=nn.LazyLinear(2)), "online").moved() == 0
     net = twins()
     elsewhere = copies_in(net, "online")
@@ -42,7 +42,7 @@ def test_no_copy_is_what_has_other_shapes_or_names_gets_gradients_or_is_frozen()
     assert elsewhere.moved() is None
     net = twins()
     wrapped = torch.nn.DataParallel(net)
-    assert Copies(wrapped, [torch.optim.SGD(net["online"].parameters(), 0.1)]).moved() == 0
+    assert TargetNetworks(wrapped, [torch.optim.SGD(net["online"].parameters(), 0.1)]).moved() == 0
     copies = copies_in(net, "online")
     net["target"](torch.ones(1, 4)).sum().backward()  # a head that was forgotten
     assert copies.moved() is None

@@ -1,4 +1,4 @@
-"""What is recorded of a step: its norms, the optimizers' settings, the loss scale, the loop's own clips."""
+"""The Stepper's other half: it writes the row of a step, with norms, settings, the loss scale, the loop's own clips."""
 
 from __future__ import annotations
 
