@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
@@ -26,6 +27,22 @@ MOST_TURNS = 8  # steps on end that are heard of, for each of several optimizers
 MOST_MISSES = 4  # steps without a loss that torch knows, after which no other is asked
 
 
+@dataclass
+class _Heard:
+    """Of one step."""
+
+    kept: dict[int, Mark] = field(default_factory=dict)  # of gradients that nobody but backward wrote to since the last
+    is_kept: Tensor | None = None  # whether one of them was not 0 as the first backward was called
+    values: dict[str, Tensor | float] = field(default_factory=dict)
+    to_look_at: int = MOST_LOSSES
+    passes: list[Pass] = field(default_factory=list)  # those whose gradients were there when the last one was over
+    gone: list[Pass] = field(default_factory=list)  # those whose gradients were gone when the next one began
+    through: list[Versions] = field(default_factory=list)  # of each pass, the other parameters its loss came through
+    of_data: bool = False  # whether a loss asks for the gradient of an input
+    factor: Tensor | None = None  # by which the loss is multiplied as a whole
+    there: list[Mark] = field(default_factory=list)  # the marks of the gradients as the step begins
+
+
 class LossTargets:
     """Of the steps that it may `begin` with it hears the first, then one `every` so many, later ever fewer; of several
     optimizers that step in turn one of each. A step without a backward that it could hear is none: a Watch that begins
@@ -42,24 +59,15 @@ class LossTargets:
     def __init__(self, every: int = 1, looking: Looking | None = None, copies: TargetNetworks | None = None) -> None:
         self._every, self._looking, self._copies = every, looking or Looking(), copies
         self.is_open = False  # whether it hears of the step that is to come
-        self._values: dict[str, Tensor | float] = {}
+        self._heard = _Heard(to_look_at=0)
         self._layout: Layout | None = None
         self._strangers: list[weakref.ref[nn.Parameter]] = []  # in the last graph, and none of the layers
         self._due = self._misses = 0  # the next step; those without success
         self._lanes: set[str] = set()  # whose steps are to be heard of; with none, whoever's comes next
         self._until = 0  # the step up to which they are waited for
-        self._to_look_at = 0  # losses of this step
-        self._passes: list[Pass] = []  # those whose gradients were there when the last one was over
-        self._gone: list[Pass] = []  # those whose gradients were gone when the next one began
         self._now: Pass = ("", 0)  # the one that is being made
         self._comes_through: Versions = []  # by its loss
         self._marks: list[Mark] = []  # of the gradients, before it and after
-        self._through: list[Versions] = []  # of each pass, the other parameters that its loss came through
-        self._of_data = False  # whether a loss of this step asks for the gradient of an input
-        self._factor: Tensor | None = None  # by which the loss of this step is multiplied as a whole
-        self._there: list[Mark] = []  # the marks of the gradients as a step begins
-        self._kept: dict[int, Mark] = {}  # of layers whose gradients nobody but backward wrote to since the last step
-        self._is_kept: Tensor | None = None  # whether one of them was not 0 as the first backward was called
 
     def begin(self, step: int, layout: Layout, lanes: Sequence[str] = ()) -> None:
         """This step is about to begin, of one of these `lanes`, where there are several."""
@@ -69,9 +77,7 @@ class LossTargets:
             self._due = max(step + self._every * max(len(lanes), 1), int(1.1 * step))
             self._lanes, self._until = {*lanes}, step + MOST_TURNS * len(lanes) if lanes else 0
         if (is_due or (self._lanes and step < self._until)) and self._misses < MOST_MISSES and not self.is_open:
-            self._values, self._to_look_at, self._passes, self._gone, self._through = {}, MOST_LOSSES, [], [], []
-            self._of_data, self._is_kept, self._factor, self._there = False, None, None, []
-            self._kept = {i: _mark(p.grad) for i, p in enumerate(layout.params) if p.grad is not None}
+            self._heard = _Heard({i: _mark(p.grad) for i, p in enumerate(layout.params) if p.grad is not None})
             self._misses += 1
             self.is_open = True
             backward_calls.heard.listen(self)
@@ -83,7 +89,7 @@ class LossTargets:
 
     def stepping(self) -> None:
         """The gradients are there that a step is taken with, and nothing of ours has changed them yet."""
-        self._there = _marks(self._gradients())
+        self._heard.there = _marks(self._gradients())
 
     def take(
         self, lane: str, held: Sequence[bool] | None = None, rescaled: bool = False, clips: int = 0
@@ -98,54 +104,56 @@ class LossTargets:
         hand, unless all that wrote to them is known to have `rescaled` them, a clip or a loss scaler. Nothing of a lane
         that was heard of in this turn.
         """
+        heard = self._heard
         self.stop()
-        if self._to_look_at == MOST_LOSSES and not self._until:
+        if heard.to_look_at == MOST_LOSSES and not self._until:
             self._due = 0
         if self._until and lane not in self._lanes:
             self._misses -= 1
             return {}
         self._lanes.discard(lane)
         left, there = ([mark[0] for mark in marks] for marks in (self._marks, _marks(self._gradients())))
-        is_left = self._there == self._marks or (rescaled and left == there)
-        lost = self._gone.count(self._now) if is_left and not self._of_data else 0
-        found = self._values | ({f"{IN_LOSS}dropped": float(lost)} if lost else {})
+        is_left = heard.there == self._marks or (rescaled and left == there)
+        lost = heard.gone.count(self._now) if is_left and not heard.of_data else 0
+        found = heard.values | ({f"{IN_LOSS}dropped": float(lost)} if lost else {})
         clipped = [(grad, number + clips) for grad, number in self._marks]
-        if self._factor is not None and self._there == clipped:  # nobody took it out of the gradients again
-            found[f"{IN_LOSS}factor"] = self._factor
+        if heard.factor is not None and heard.there == clipped:  # nobody took it out of the gradients again
+            found[f"{IN_LOSS}factor"] = heard.factor
         with self._looking.at("what copies are"):
             moved = None if self._copies is None else self._copies.moved()
             found |= {} if moved is None else {f"{IN_LOSS}copy_moved": moved}
-        if self._passes:
-            found[f"{IN_LOSS}passes"] = float(len(self._passes))
-        is_sum = self._factor is None and self._there == self._marks  # and nobody divides it, or clips it
-        if is_sum and 1 < len(self._passes) == self._passes.count(self._now):
-            found[f"{IN_LOSS}summed"] = float(len(self._passes))
+        if heard.passes:
+            found[f"{IN_LOSS}passes"] = float(len(heard.passes))
+        is_sum = heard.factor is None and heard.there == self._marks  # and nobody divides it, or clips it
+        if is_sum and 1 < len(heard.passes) == heard.passes.count(self._now):
+            found[f"{IN_LOSS}summed"] = float(len(heard.passes))
         if of_others := self._of_others():
             found[f"{IN_LOSS}of_another"] = float(of_others)
-        if self._is_kept is not None and self._layout is not None and self._passes:  # else by autograd.grad()
+        if heard.is_kept is not None and self._layout is not None and heard.passes:  # else by autograd.grad()
             own = [i for i, p in enumerate(self._layout.params) if p.grad is not None and (held is None or held[i])]
-            kept = sum(i in self._kept for i in own) / max(len(own), 1)
-            found |= {f"{IN_LOSS}never_cleared": self._is_kept * kept} if kept else {}
+            kept = sum(i in heard.kept for i in own) / max(len(own), 1)
+            found |= {f"{IN_LOSS}never_cleared": heard.is_kept * kept} if kept else {}
         return found
 
     @untraced
     def before(self, losses: Any) -> None:
         """Somebody is about to call backward on these."""
         with self._looking.at("what the loss is asked for"):
+            heard = self._heard
             marks = _marks(self._gradients())
-            self._through = self._through if marks == self._marks else []  # cleared, or another's
+            heard.through = heard.through if marks == self._marks else []  # cleared, or another's
             self._marks = marks
             self._keep()
             first = losses[0] if isinstance(losses, Sequence) and losses else losses
             self._now = (beginning(first), sum(writes(p) for p in self._layout.params) if self._layout else 0)
             if not self._marks:
-                self._gone, self._passes = [*self._gone, *self._passes], []
+                heard.gone, heard.passes = [*heard.gone, *heard.passes], []
             self._comes_through, graph = [], None
             for loss in losses if isinstance(losses, Sequence) else (losses,):
-                if self._to_look_at:
-                    self._to_look_at -= 1
+                if heard.to_look_at:
+                    heard.to_look_at -= 1
                     graph = self._look_at(loss) or graph
-            if self._strangers and isinstance(first, Tensor) and len(self._through) < MOST_LOSSES:
+            if self._strangers and isinstance(first, Tensor) and len(heard.through) < MOST_LOSSES:
                 through = (graph if graph is not None else LossGraph(first, self._ids())).strangers
                 self._comes_through = [(weakref.ref(p), writes(p)) for p in through]
 
@@ -156,51 +164,55 @@ class LossTargets:
         graph = LossGraph(loss, self._ids())
         if not graph.reached and self._layout.sharding is None:
             return None
-        self._to_look_at, self._of_data = 0, graph.asks_of_data
-        self._factor = graph.factor()
-        self._values |= (asked := graph.targets())
+        heard = self._heard
+        heard.to_look_at, heard.of_data = 0, graph.asks_of_data
+        heard.factor = graph.factor()
+        heard.values |= (asked := graph.targets())
         self._misses = 0 if asked else self._misses
         with self._looking.at("the model inside"):
-            self._values |= (inside := graph.values(self._layout.names))
+            heard.values |= (inside := graph.values(self._layout.names))
             self._misses = 0 if inside else self._misses
         gone = sum(stranger() is None for stranger in self._strangers)
-        self._values |= {f"{IN_LOSS}parameters_gone": float(gone)} if gone else {}
+        heard.values |= {f"{IN_LOSS}parameters_gone": float(gone)} if gone else {}
         self._strangers = [weakref.ref(parameter) for parameter in graph.strangers]
         return graph
 
     @untraced
     def after(self, before: Any) -> None:
         """The gradients are there."""
+        heard = self._heard
         grads = self._gradients()
         if (marks := _marks(grads)) != self._marks:  # else it was of another model
-            self._passes.append(self._now)
-            self._through.append(self._comes_through)
+            heard.passes.append(self._now)
+            heard.through.append(self._comes_through)
         self._marks = marks
-        if self._layout is not None and self._kept:
-            there = ((i, self._layout.params[i].grad) for i in self._kept)
-            self._kept = {i: _mark(grad) for i, grad in there if grad is not None}
+        if self._layout is not None and heard.kept:
+            there = ((i, self._layout.params[i].grad) for i in heard.kept)
+            heard.kept = {i: _mark(grad) for i, grad in there if grad is not None}
         with self._looking.at("what backward left"):
             left = _is_left(grads[-1]) if grads else None
-            self._values |= {} if left is None else {f"{IN_LOSS}gradient_left": left}
+            heard.values |= {} if left is None else {f"{IN_LOSS}gradient_left": left}
 
     def _of_others(self) -> int:
         """How many passes are of a loss that came through another model which has stepped since, and are not as the
         last one: that came through none, or its loss is of another kind.
         """
-        if not self._passes or not self._through:
+        heard = self._heard
+        if not heard.passes or not heard.through:
             return 0
-        passes = zip(reversed(self._passes), reversed(self._through), strict=False)
-        (last, _), own = self._passes[-1], not self._through[-1]
+        passes = zip(reversed(heard.passes), reversed(heard.through), strict=False)
+        (last, _), own = heard.passes[-1], not heard.through[-1]
         return sum(_moved(through) and (own or kind != last) for (kind, _), through in passes)
 
     def _keep(self) -> None:
         """Backward is about to write to the gradients: those that somebody else wrote to, or cleared, are not kept."""
-        if self._layout is None or not self._kept:
+        heard = self._heard
+        if self._layout is None or not heard.kept:
             return
-        grads = {i: self._layout.params[i].grad for i in self._kept}
-        self._kept = {i: mark for i, mark in self._kept.items() if grads[i] is not None and _mark(grads[i]) == mark}
-        if self._is_kept is None and self._kept:
-            self._is_kept = _is_left(grads[max(self._kept)])
+        grads = {i: self._layout.params[i].grad for i in heard.kept}
+        heard.kept = {i: mark for i, mark in heard.kept.items() if grads[i] is not None and _mark(grads[i]) == mark}
+        if heard.is_kept is None and heard.kept:
+            heard.is_kept = _is_left(grads[max(heard.kept)])
 
     def _ids(self) -> dict[int, str]:
         """The names of the layers by the ids of their parameters, of slices that of the first."""

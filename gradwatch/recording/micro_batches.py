@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -32,6 +33,18 @@ WHAT = "the gradient noise scale"
 Marks = list[tuple[int, int]]  # of each parameter, what tells its gradient from an earlier one; holds no memory
 
 
+@dataclass
+class _Heard:
+    """Of one step that is sampled."""
+
+    layout: Layout
+    then: Marks  # the gradients when they were looked at last
+    count: int = 0  # backward passes so far
+    ranks: int = 1  # whose gradients the whole has beside the first
+    squares: Tensor | None = None  # [L], of the first micro-batch's norms
+    is_spoiled: bool = False  # whether what is there cannot be told from the first micro-batch's own
+
+
 class MicroBatches:
     """Hears the backward passes of each step whose number `every` divides, between `begin` and `end`.
 
@@ -41,27 +54,19 @@ class MicroBatches:
     def __init__(self, model: nn.Module, every: int, looking: Looking) -> None:
         self.every, self._looking = every, looking
         self._ddp = ddp_of(model)
-        self._layout: Layout | None = None  # of the step that is heard
+        self._heard: _Heard | None = None
         self._known: tuple[Layout, Tensor, float, Tensor] | None = None  # what `end` knew of one
-        self._clear()
-
-    def _clear(self) -> None:
-        self._count, self._ranks = 0, 1  # backward passes so far; ranks whose gradients the whole has beside the first
-        self._then: Marks = []  # the gradients when they were looked at last
-        self._squares: Tensor | None = None  # [L], of the first micro-batch's norms
-        self._is_spoiled = False  # whether what is there cannot be told from the first micro-batch's own
 
     def begin(self, step: int, layout: Layout) -> None:
         """This step is about to begin."""
-        if step % self.every == 0 and self._layout is None:
-            self._layout, self._then = layout, _marks(layout.params)
+        if step % self.every == 0 and self._heard is None:
+            self._heard = _Heard(layout, _marks(layout.params))
             backward_calls.heard.listen(self)
 
     def stop(self) -> None:
         """Hear of no more, and forget what was heard."""
         backward_calls.heard.leave(self)
-        self._layout = None
-        self._clear()
+        self._heard = None
 
     @untraced
     def before(self, losses: Any) -> Marks:
@@ -71,43 +76,45 @@ class MicroBatches:
 
     def _before(self) -> None:
         with self._looking.at(WHAT):
-            if self._layout is None or self._squares is not None or self._is_spoiled:
+            heard = self._heard
+            if heard is None or heard.squares is not None or heard.is_spoiled:
                 return
-            params = self._layout.params
+            params = heard.layout.params
             if all(p.grad is None for p in params):
-                self._count = 0  # also where a first one was thrown away
-            elif self._count == 0:
+                heard.count = 0  # also where a first one was thrown away
+            elif heard.count == 0:
                 # of a loop that zeroes its gradients all have been written to since the step before
-                same = zip(params, self._then, _marks(params), strict=True)
-                self._is_spoiled = any(then == now for p, then, now in same if p.grad is not None)
-            elif self._then != _marks(params):
-                self._is_spoiled = True  # clipped, say
+                same = zip(params, heard.then, _marks(params), strict=True)
+                heard.is_spoiled = any(then == now for p, then, now in same if p.grad is not None)
+            elif heard.then != _marks(params):
+                heard.is_spoiled = True  # clipped, say
             else:
-                self._squares = _squares(self._layout)
+                heard.squares = _squares(heard.layout)
 
     @untraced
     def after(self, before: Marks) -> None:
         """A backward is over that found the gradients as they were `before`."""
         with self._looking.at(WHAT):
-            now = self.marks()
-            if now == before:
+            now, heard = self.marks(), self._heard
+            if heard is None or now == before:
                 return
-            self._count += 1
-            if self._count == 1:
-                self._then = now
+            heard.count += 1
+            if heard.count == 1:
+                heard.then = now
                 alone = self._ddp is not None and not self._ddp.require_backward_grad_sync
-                self._ranks = dist.get_world_size(self._ddp.process_group) if alone and self._ddp else 1
+                heard.ranks = dist.get_world_size(self._ddp.process_group) if alone and self._ddp else 1
 
     def marks(self) -> Marks:
         """What tells the gradients from others; nothing outside of a sampled step."""
-        return [] if self._layout is None else _marks(self._layout.params)
+        return [] if self._heard is None else _marks(self._heard.layout.params)
 
     @without_autograd
     def end(self, loss_scale: Tensor | None) -> None:
         """The optimizer's step is about to be taken, on gradients that this scale is in."""
-        layout, squares, count = self._layout, self._squares, self._count
-        if layout is None:
+        heard = self._heard
+        if heard is None:
             return
+        layout, squares, count = heard.layout, heard.squares, heard.count
         if count == 1:
             self._looking.miss(WHAT, "a step has one backward, and nothing to compare it with")
         if squares is None and layout.sharding is not None:  # other ranks may know it
@@ -115,7 +122,7 @@ class MicroBatches:
         if squares is not None:
             factor = squares.new_full((), count)
             factor = factor if loss_scale is None else factor / loss_scale.to(factor.device)  # it is updated in place
-            self._known = layout, squares, float(count * self._ranks), factor
+            self._known = layout, squares, float(count * heard.ranks), factor
         self.stop()
 
     def norms(self) -> Sums[dict[str, Tensor | float]]:
