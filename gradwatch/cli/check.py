@@ -44,9 +44,10 @@ def check(ctx: click.Context, run: str, fail_on: str, strict: bool, kind: str, f
 
     if following:
         from gradwatch.open_run import folder_to_follow
-        from gradwatch.tracking.live_findings import follow
+        from gradwatch.tracking.live_findings import looks
 
-        follow(folder_to_follow(run))
+        for _ in looks(folder_to_follow(run)):
+            pass  # each of them brings `findings.json` up to date
     history = open_one(run, "check", empty=True)
     lost = "layers" if not history.layers else "steps" if not history.per_step else ""
     if lost and (history.problems or (lost == "steps" and len(history))):

@@ -83,16 +83,6 @@ class Diagnosis:
         return replace(finding, optimizer=lone) if lone else finding
 
 
-def follow(home: Path, poll: float = POLL_SECONDS) -> None:
-    """Keep the run's `findings.json` up to date until the run has ended, or its trainer is gone.
-
-    Raises:
-        RunError: `home` is no run's folder.
-    """
-    for _ in looks(home, poll):
-        pass
-
-
 def looks(home: Path, poll: float = POLL_SECONDS, writes: bool = True) -> Iterator[Diagnosis]:
     """The diagnosis of a run, after each look at it, until the run has ended, or its trainer is gone.
 

@@ -19,7 +19,7 @@ from gradwatch.storage.folder import FINDINGS, create_folder, read_manifest, wri
 from gradwatch.storage.shared_folder import create_part, create_shared, read_facts, read_whole
 from gradwatch.storage.writer import RunWriter
 from gradwatch.tracking import live_findings
-from gradwatch.tracking.live_findings import MAX_TAG, PAUSES, Diagnosis, current, finding_tags, follow, write_findings
+from gradwatch.tracking.live_findings import MAX_TAG, PAUSES, Diagnosis, current, finding_tags, looks, write_findings
 
 HERE = {"pid": os.getpid(), "host": socket.gethostname()}
 
@@ -216,20 +216,20 @@ def test_following_ends_with_the_run(tmp_path, clock):
             write_json(folder / "run.json", replace(history.run, status="FINISHED").to_json())
 
     clock.sleep = sleep
-    follow(folder)
+    assert len([*looks(folder)]) == 3
     assert naps == [0, 0]
     assert len(said(folder)) == 1  # a last diagnosis, though it was not due
 
 
 def test_following_ends_with_the_trainer(tmp_path):
     folder = make_run(tmp_path, close="RUNNING", nan_at=50, pid=dead_pid(), host=socket.gethostname())
-    follow(folder, poll=1000)
+    assert len([*looks(folder, poll=1000)]) == 1
     assert len(said(folder)) == 1
 
 
 def test_only_a_run_folder_can_be_followed(tmp_path):
     with pytest.raises(RunError, match="is not a run folder"):
-        follow(tmp_path)
+        next(looks(tmp_path))
     result = CliRunner().invoke(main, ["check", str(tmp_path), "--follow"])
     assert result.exit_code == 2
 
