@@ -44,7 +44,7 @@ def stretches(mask: Bools) -> NDArray[np.intp]:
     return np.flatnonzero(np.diff(mask.astype(np.int8), prepend=0, append=0)).reshape(-1, 2)
 
 
-def holds_from(mask: Bools) -> int:
+def holds_from(mask: Bools | np.bool_) -> int:  # which numpy types of what `all(axis=1)` gives
     """The place from which on a mask `[N]` holds to its end; N where its last place is broken."""
     broken = np.flatnonzero(~mask)
     return int(broken[-1]) + 1 if len(broken) else 0
