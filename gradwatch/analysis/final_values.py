@@ -116,25 +116,36 @@ def untrained(history: History, name: str) -> float:
     """What a training loss or a held-out loss was before the first step; NaN where that is not known.
 
     A held-out loss that is first logged later began where the training loss did, if the two are of one scale: within a
-    factor of two of each other, in the median over the run. Of parts that train against each other it is not known; nor
-    of an agent that gets more and more, as its values grow, and what they are off by.
+    factor of two of each other, in the median over the run; and as far above it as it is over the run. Of parts that
+    train against each other it is not known, nor of a run that goes on from another one; nor of an agent that gets more
+    and more, as its values grow, and what they are off by.
     """
     held_out = is_loss(name) and not is_training_loss(name)
-    late = history.run.source is not None and len(history) > 0 and history.step[0] > 1  # its first row is no beginning
+    late = len(history) > 0 and history.step[0] > (history.run.source is not None)  # its first row is no beginning
     if not (held_out or _TRAINING.fullmatch(name)) or len(history.lane_rows()) != 1 or not len(history) or late:
         return float("nan")
     if any(_rises(history, other) for other in history.logged if is_reward(other) and not is_loss(other)):
         return float("nan")
     values = history.total(name)
-    begin = float(values[0])
+    begin = _begun(values)
     training = history.total("loss")
     known, rows = np.flatnonzero(np.isfinite(training)), np.flatnonzero(np.isfinite(values))
     if np.isnan(begin) and held_out and len(known) and len(rows):
         near = np.interp(rows, known, training[known])
         with np.errstate(invalid="ignore", divide="ignore"):
-            scale = np.nanmedian(np.abs(np.log2(values[rows] / near)))
-        begin = float(training[0]) if scale < 1 else begin
+            scale = np.nanmedian(values[rows] / near)
+        begin = _begun(training) * max(1.0, float(scale)) if 0.5 < scale < 2 else begin
     return begin if 0 < begin < float("inf") else float("nan")
+
+
+def _begun(values: Floats, few: int = 10) -> float:
+    """The first value of a loss; the median of a `few` where that is higher, and as low ones come later too: what began
+    trained has a first batch like others, what comes apart at once never gets back to its first.
+    """
+    soon, later = values[:few], values[few:]
+    if not np.isfinite(soon).all() or not (later <= values[0]).any():
+        return float(values[0])
+    return float(max(values[0], np.median(soon)))
 
 
 def quarters(history: History, metric: str) -> list[float]:

@@ -39,7 +39,7 @@ __all__ = [
 _HIGH = re.compile(
     r"acc|(^|[^a-z])(top[-_@]?\d+|f1|bleu|rouge|meteor|auc|auroc|auprc|ap|map|iou|miou|dice|psnr|ssim|r2|mcc|ndcg|mrr|elbo|"
     r"precision|recall|specificity|sensitivity|hits?@?\d*|pass@?\d*|exact_match|em|likelihood|explained_variance|reward|return|score|success|"
-    r"win_?rate)s?($|[^a-z])",
+    r"win_?rate|kappa|gini|elo|corr(elation)?|spearmanr?|pearsonr?|kendall(_?tau)?|c_?index|sharpe|revenue|profit)s?($|[^a-z])",
     re.IGNORECASE,
 )
 _OF_A_PAIR = re.compile(r"(^|[^a-z])(chosen|rejected)($|[^a-z])", re.IGNORECASE)  # only their difference says anything

@@ -290,6 +290,7 @@ class AutoWatch:
         left = {w: Old(w.state_dict(), params_of(w._source.optimizers)) for w in later}
         later = (lost(later) if len(later) > 1 else []) or later
         for each in later:
+            each._source.beside.append(optimizer)
             self._close(each)
         return next((left[w] for w in reversed(later) if w._shared is None), None)
 

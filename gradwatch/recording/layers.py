@@ -131,6 +131,7 @@ class Source:
         self.split: Split = {} if settings is None else settings.split
         self.rows = () if settings is None else settings.rows
         self.patterns, self.ignored = patterns, ignored
+        self.beside: list[Optimizer] = []  # known, when it ends, to train what these do not
         reshard(model)
         self._of_model = {id(p) for _, p in shown(model, optimizers)}
         self._at_rest = {id(p): writes(p) for _, p in self._outside()}
@@ -187,7 +188,7 @@ class Source:
         of modules in a plain list or dict, which the model's own parameters leave out, and those that came since
         (`meet_later`). None was written since, or another one stands in its place by now.
         """
-        stepped = {id(p) for o in self.optimizers for _, p in _held(o)}
+        stepped = {id(p) for o in (*self.optimizers, *self.beside) for _, p in _held(o)}
         here = _unique_names((*shown(self.model, self.optimizers), *_hidden(self.model)))
         found = [
             name

@@ -108,6 +108,12 @@ class GroupSettings:
     def _values(self, groups: Sequence[Group]) -> list[Any]:
         return [value for group in groups for value in map(group.get, self._keys)]
 
+    def meet_again(self) -> None:
+        """They were loaded: what they are set to now is what the run goes on with."""
+        self._first = {name: [] for name in self.optimizers}
+        self._start.clear()
+        self._meet()
+
     def _meet(self) -> None:
         """Look at groups for the first time."""
         for name, optimizer in self.optimizers.items():

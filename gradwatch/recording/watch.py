@@ -217,6 +217,8 @@ class Watch:
             self._writer = resume.reopened(folder, int(state["attempt"]), self._writer)
             self._restart(self._stepper.layout)
             self._live.rejoin(home_of(folder), self._stepper.steps)
+        self._stepper.settings.meet_again()  # those of a checkpoint
+        self._writer.update(optimizers=self._stepper.settings.describe(self._stepper.layout))
         self._say(f"resumed at step {self._stepper.steps:,}{f': {apart}' if apart else f', recording to {self.dir}'}")
 
     def plan(self) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gradwatch.analysis.clips import clips_itself, incoming, loop_coef, loop_rate, summed_up
-from gradwatch.analysis.final_values import final, finite_norms, lost_since, nonfinite_steps, policy_text, untrained
+from gradwatch.analysis.final_values import final, finite_norms, lost_since, nonfinite_steps, policy_text, told
 from gradwatch.analysis.optimizers import as_code, changes, group_texts
 from gradwatch.analysis.rewinds import Rewound, rewinds
 from gradwatch.analysis.rules import Finding, diagnose, verdict
@@ -18,6 +18,7 @@ from gradwatch.analysis.whatif import Outcome
 from gradwatch.formatting import counted, loop_clips, percent
 from gradwatch.history import Floats, History
 from gradwatch.report.activations import ModuleSummary, module_summaries
+from gradwatch.storage.logged_names import is_loss
 from gradwatch.storage.run_state import run_state
 from gradwatch.table import nanmean
 
@@ -142,7 +143,7 @@ def summarize(history: History, metrics: Sequence[str]) -> RunSummary:
         loop_clip_rate=whole.loop_clip_rate,
         loop_clip_coef=whole.loop_clip_coef,
         median_left=whole.median_left,
-        first={name: untrained(history, name) for name in metrics},
+        first={name: _first(history, name) for name in metrics},
         final={name: final(history, name) for name in metrics},
         lost_since=lost_since(history),
         layers=tuple(
@@ -213,6 +214,12 @@ def state(history: History) -> str:
     if run_state(history.run).crashed:
         return f"{CRASHED} at step {history.step[-1]}" if len(history) else CRASHED
     return history.run.status.lower()
+
+
+def _first(history: History, name: str) -> float:
+    """The first value of a loss; NaN of what is none."""
+    values = told(history, name)[:1] if is_loss(name) else np.zeros(0)
+    return float(values[0]) if len(values) and np.isfinite(values[0]) else float("nan")
 
 
 def _highest(values: Floats) -> Floats:

@@ -801,7 +801,9 @@ def test_a_judge_that_knew_nothing_at_first_does_not_make_its_rival_explode():
 
 
 def test_beside_muon_a_clip_is_the_rate_of_the_optimizer_whose_steps_it_shortens():
-    made = [{"name": kind, "class": kind, "settings": {"lr": rate}} for kind, rate in (("Muon", 0.02), ("SGD", 0.3))]
+    made = [
+        {"name": kind.lower(), "class": kind, "settings": {"lr": rate}} for kind, rate in (("Muon", 0.02), ("SGD", 0.3))
+    ]
     history = run(clip_coef=np.full(STEPS, 0.1), **{"lr": np.full(STEPS, 0.02), "lr/1": np.full(STEPS, 0.3)})
     for optimizers, rates in ((made, (0.02, 0.3)), (made[::-1], (0.3, 0.02))):
         columns = dict(zip(("lr", "lr/1"), (np.full(STEPS, rate) for rate in rates), strict=True))

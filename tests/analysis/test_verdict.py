@@ -594,19 +594,19 @@ def told(histories, **directions):
 
 
 def test_what_the_runs_were_told_decides_before_the_name_does():
-    for name in ("elo", "loss"):
+    for name in ("mood", "loss"):
         both = told([*named(name, [1.0, 1.1, 1.2]), *named(name, [2.0, 2.1, 2.2], CLIP)], **{name: True})
         settled = settle(both)
         assert settled.metrics == (name,)
         assert settled.table[f"{name}_verdict"][0] == "better"
         assert settled.table["policy"][0] == CLIP
         assert settle(both, metric=name, rises=False).table["policy"][0] == "none"
-    one, other = named("elo", [1.0, 1.1, 1.2]), named("elo", [2.0, 2.1, 2.2], CLIP)
-    assert higher_is_better("elo", [*told(one, elo=True), *told(other, elo=False)]) is None
-    assert higher_is_better("elo", [*one, *told(other, elo=False)]) is False
+    one, other = named("mood", [1.0, 1.1, 1.2]), named("mood", [2.0, 2.1, 2.2], CLIP)
+    assert higher_is_better("mood", [*told(one, mood=True), *told(other, mood=False)]) is None
+    assert higher_is_better("mood", [*one, *told(other, mood=False)]) is False
 
 
 def test_what_is_not_compared_is_named():
-    notes = " ".join(settle([*named("elo", [1.0, 1.1]), *named("elo", [2.0, 2.1], CLIP)]).notes)
-    assert "not known which way is better: elo." in notes
-    assert "elo" not in " ".join(settle([*runs([1.0, 1.1]), *runs([2.0, 2.1], CLIP)]).notes)
+    notes = " ".join(settle([*named("mood", [1.0, 1.1]), *named("mood", [2.0, 2.1], CLIP)]).notes)
+    assert "not known which way is better: mood." in notes
+    assert "mood" not in " ".join(settle([*runs([1.0, 1.1]), *runs([2.0, 2.1], CLIP)]).notes)

@@ -34,6 +34,7 @@ def returns_not_normalised(
     usual, around = float(np.median(np.abs(mean))), float(np.median(spread))
     if not (usual > large and usual > apart * around):
         return []
+    causes = () if logs_rewards(history) else _RETURNS_OR_WEIGHTS
     return [
         whole_run(
             history,
@@ -42,12 +43,22 @@ def returns_not_normalised(
             {"advantage_mean": float(np.median(mean)), "advantage_std": around},
             f"The log-probabilities of what was chosen are multiplied by {np.median(mean):.3g} on average, with a "
             f"deviation of {around:.3g}: whatever came of it, each choice is made "
-            f"{'more' if np.median(mean) > 0 else 'less'} likely, by a gradient as large as the returns.",
-            "Take a baseline away (the mean of the batch, or a learnt value) and divide by the deviation: "
-            "(returns - returns.mean()) / (returns.std() + 1e-8). Where something is paid at every move, returns shrink"
-            " towards the end of an episode: take the mean over the episodes at each move then, or the learnt value.",
+            f"{'more' if np.median(mean) > 0 else 'less'} likely, by a gradient as large as they are."
+            f"{f' {either(causes)}' if causes else ''}",
+            (_OF_WEIGHTS if causes else "")
+            + "Take a baseline away (the mean of the batch, or a learnt value) and divide by the deviation: "
+            "(returns - returns.mean()) / (returns.std() + 1e-8). Where something is paid at every move, returns "
+            "shrink towards the end of an episode: take the mean over the episodes at each move then, or the learnt value.",
+            causes,
         )
     ]
+
+
+_RETURNS_OR_WEIGHTS = (
+    "they are returns, without a baseline",
+    "they are weights of the examples, which are not 1 on average",
+)
+_OF_WEIGHTS = "Weights are divided by their mean, and nothing is taken off them: weights below 0 unlearn. Of returns: "
 
 
 def values_overestimated(

@@ -6,6 +6,7 @@ Legend: S sampled steps.
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from gradwatch.analysis.rules.facts import middle
 from gradwatch.analysis.rules.finding import Finding, either, whole_run
 from gradwatch.analysis.rules.loss_graph import number_of_classes, paths
 from gradwatch.analysis.rules.losses import has_rivals
-from gradwatch.analysis.rules.progress import loss_progress
+from gradwatch.analysis.rules.progress import loss_progress, progress
 from gradwatch.analysis.rules.sampled_losses import (
     LEAST_SAMPLES,
     are_left_out,
@@ -45,7 +46,8 @@ def class_imbalance(
     median and of what the model says, the class with the highest score, all but 1 - `said`. Not where a loss ended
     below the share `learnt` of the entropy of that class against all others, which is what is lost by knowing only
     how frequent it is: the scores say more than the highest; or of more than two classes, more than the rest of the
-    entropy is explained. By its mean: of few rare ones most batches have none. Of pixels only the highest score is
+    entropy is explained; nor where an area under a curve, a recall or an F1 that is logged gets better by a
+    twentieth. By its mean: of few rare ones most batches have none. Of pixels only the highest score is
     drawn: there that is no excuse where the class has the share `rare`. Where the loss gives that class `more`
     times the weight of an average one, its size says nothing, and it is said whatever the model says
     (`_weights_turned`). Padding is told apart (`padding-in-loss`); parts that train against each other are not
@@ -64,6 +66,8 @@ def class_imbalance(
     usual, says = float(np.median(asked[late])), float(np.median(given[late]))
     between = sampled(history, "target_soft")[1]
     if usual < share or says < said or len({*top[late]}) > 1 or (between > soft).any():
+        return []
+    if any(_OF_RARE.search(p.metric) and p.is_large(0.05) for p in progress(history)):
         return []
     is_alone = not spread.any()
     at_first = 1 if _gives_scores_by_a_layer(history) else min(given)
@@ -91,9 +95,13 @@ def class_imbalance(
             if is_alone
             else "Give the rare classes their weight (one over their share): weight= of cross_entropy, pos_weight= of "
             "binary_cross_entropy_with_logits, or batches that hold as much of each class. Judge the model by the "
-            "recall of each class, not by the loss or the accuracy over all.",
+            "recall of each class, not by the loss or the accuracy over all. Where the probability of what is rare is "
+            "wanted (a click, a risk), leave the weights out, which make it too high, and judge its order: log an AUC.",
         )
     ]
+
+
+_OF_RARE = re.compile(r"(^|[^a-z])(auc|auroc|auprc|ap|f1|recall|mcc)($|[^a-z])", re.IGNORECASE)
 
 
 def _weights_turned(
@@ -229,8 +237,9 @@ def data_not_shuffled(
     between, within = float(np.var(mean)), float(np.mean(np.square(std)))
     by_chance = within / max(asked - 1, 1)
     of_batches = (between - by_chance) / (between + within) if between else 0.0
-    if not of_batches > share or follow(history) > follows:
-        return []
+    places = np.abs(mean - (targets - 1) / 2) + np.abs(std - np.sqrt((targets**2 - 1) / 12)) < 1e-2 * targets
+    if not of_batches > share or follow(history) > follows or places.all():
+        return []  # or the targets are the places of the rows themselves, in batches that grow
     return [
         whole_run(
             history,

@@ -46,7 +46,7 @@ from gradwatch.analysis.rules.tries import LOWER, new_rate, rate_times
 from gradwatch.analysis.rules.unchanged import TAKEN_BACK
 from gradwatch.formatting import percent
 from gradwatch.history import History
-from gradwatch.storage.logged_names import HELD_OUT
+from gradwatch.storage.logged_names import HELD_OUT, is_loss
 
 
 def no_progress(
@@ -57,7 +57,8 @@ def no_progress(
     most: float = 0.1,
     easy: float = 0.7,
 ) -> list[Finding]:
-    """Nothing that was logged gets better: neither a training loss, nor a metric whose direction is known.
+    """Nothing that was logged gets better: neither a training loss, nor a metric whose direction is known, nor, by more
+    than the share `most`, a loss of other data.
 
     Each of them ended within its noise of where it began (four standard errors), or by less than `share` of it better;
     and that it won more than the share `most` is out of the question for a loss (two standard errors; twice that share
@@ -76,12 +77,13 @@ def no_progress(
     that are small, or that take each other back. Where it shows none, two remain.
     Source: the standard error of a median; the sizes of steps as in `update-too-small`.
     """
-    losses = unmoved(history, min_steps, running, share)
+    better = any(p.is_large(most) for p in held_out_progress(history, 10) if is_loss(p.metric))
+    losses = [] if better else unmoved(history, min_steps, running, share)
     harder = grows_harder(history) and any(p.best < easy * p.first for p in losses)
     if harder or any(found.evidence.get("began_anew") for found in lr_too_high(history)):
         return _lost_at_once(history)  # other data or another loss came: where that began says nothing
     if not losses or not all(p.is_flat(most if p.is_real() else 2 * most) for p in losses):
-        losses = unmoved(history, min_steps, running, math.inf)
+        losses = [] if better else unmoved(history, min_steps, running, math.inf)
         losses = [
             p for p in losses if (at_chance(history, p) or stands(history, p)) and not is_explained(history, least=3)
         ]

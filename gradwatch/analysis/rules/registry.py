@@ -156,8 +156,8 @@ def diagnose(history: History) -> list[Finding]:
         ]
         rivals = any(map(has_rivals, lanes.values()))
     findings.sort(key=lambda finding: (RANK[finding.severity], finding.first_step))
-    first = {(f.layers, f.cause): f for f in reversed(findings)}  # said of the same layers for two optimizers
-    findings = [f for f in findings if not f.layers or f is first[f.layers, f.cause]]
+    first = {(f.rule, f.layers, f.cause): f for f in reversed(findings)}  # of the same layers, for two optimizers
+    findings = [f for f in findings if not f.layers or f is first[f.rule, f.layers, f.cause]]
     return _passed_on(findings, {name: int(lane.step[-1]) for name, lane in lanes.items()}) if rivals else findings
 
 

@@ -197,10 +197,14 @@ def _steps_up(history: History, few: int = 20, rest: int = 20, after: int = 16) 
 
 def grows_harder(history: History, share: float = 0.25, least: int = 3) -> bool:
     """Whether a setting that is logged only rises, `least` times or more, over the `share` of the run: a length, a
-    noise. Losses of its beginning and its end are of other tasks then.
+    noise; or the number of targets that a loss is asked for, by a half. Losses of its beginning and its end are of
+    other tasks then.
 
     Source: Bengio et al. (2009), *Curriculum learning*, ICML.
     """
+    _, targets = sampled(history, "targets")
+    if len(targets) and (np.diff(targets) >= 0).all() and targets[-1] >= 1.5 * targets[0]:
+        return True
     for values in _settings(history):
         jumps = np.diff(values)
         at = np.flatnonzero(jumps > 0)

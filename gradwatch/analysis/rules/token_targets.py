@@ -24,10 +24,12 @@ def padding_in_loss(history: History, share: float = 0.5, at_ends: float = 0.5) 
     if ignored.any():
         return _nothing_else(history, top[0], asked, ignored)
     usual, end = float(np.median(asked)), float(np.median(ends))
-    more = abs(end) if len(sampled(history, "target_is_input")[0]) else end  # only texts are filled up in front
+    is_text = len(sampled(history, "target_is_input")[0]) > 0
+    more = abs(end) if is_text else end  # only texts are filled up in front
     if usual < share or more < at_ends:
         return []
-    token = f"{top[0]:.0f}"
+    token, causes = f"{top[0]:.0f}", () if is_text else _PADDING_OR_STATE
+    said = either(causes) if causes else "It is padding."
     return [
         whole_run(
             history,
@@ -35,11 +37,15 @@ def padding_in_loss(history: History, share: float = 0.5, at_ends: float = 0.5) 
             "",
             {"token": float(top[0]), "share_of_targets": usual, "more_at_one_end": more},
             f"{percent(usual)} of the tokens that the loss asks for are the token {token}, which stands at one end of "
-            "the rows: it is padding. It is easy to say, so the loss falls, and the text has a small part of the mean.",
+            f"the rows. {said} It is easy to say, so the loss falls, and all else has a small part of the mean.",
             f"cross_entropy(..., ignore_index={token}), if {token} is nothing but padding; where it also ends a text, "
             "put -100 into the targets behind the first one.",
+            causes,
         )
     ]
+
+
+_PADDING_OR_STATE = ("it is padding", "it is a state that lasts to the end of its row, and is rightly asked for")
 
 
 def _nothing_else(
@@ -106,10 +112,15 @@ def _unmasked(history: History, share: float, most: float = 0.6) -> list[Finding
             "",
             {"share_that_is_the_input": usual},
             f"{percent(usual)} of the targets are the token that the model is given at the same place: it has only to "
-            "copy them, and they are most of the loss. Those that were masked or changed are the rest.",
-            "Ask for the masked tokens alone: labels[~masked] = -100, which cross_entropy leaves out.",
+            f"copy them, and they are most of the loss. Those that were masked or changed are the rest. {either(_ALL)}",
+            "Of masked tokens ask for these alone: labels[~masked] = -100, which cross_entropy leaves out. Of texts "
+            "that are to be corrected ask for all, or nothing tells the model what is right already.",
+            _ALL,
         )
     ]
+
+
+_ALL = ("only the masked tokens were meant", "the model is to correct a text, and to leave the rest of it as it is")
 
 
 def _reads_ahead(history: History) -> bool:

@@ -14,7 +14,7 @@ from gradwatch.analysis.rules.facts import USUAL_RATIO, is_adaptive, rates, sett
 from gradwatch.analysis.rules.finding import Evidence, Finding, Severity, either
 from gradwatch.analysis.rules.layer_facts import directness, largest_ratio, matrices, measured, numel, pick
 from gradwatch.analysis.rules.owners import rate_columns, written_before
-from gradwatch.analysis.rules.progress import all_learnt
+from gradwatch.analysis.rules.progress import all_learnt, succeeds
 from gradwatch.analysis.rules.series import holds_from
 from gradwatch.analysis.rules.small_updates import update_too_small, weak_gradients
 from gradwatch.formatting import setting_text
@@ -120,8 +120,8 @@ def _put_back(history: History, share: float = 0.02, least: int = 5) -> list[Fin
     moves = largest_ratio(history)
     if not moves > _eps(history).max():
         return []  # a step is no longer than rounding: of weights that grew huge, what is left of it is chance
-    if all_learnt(history):
-        return []  # they rest at what was wanted: there a proximal step takes back each step of the gradient
+    if all_learnt(history) or succeeds(history):
+        return []  # they rest at what was wanted, where a proximal step takes back each step; or averages are loaded
     long = moves > 5 * USUAL_RATIO[is_adaptive(history)] and not len(written_before(history))
     return [
         _finding(
