@@ -14,14 +14,12 @@ from gradwatch.analysis.clips import loop_rate
 from gradwatch.analysis.comparison_notes import odd_ones, of_policies, of_table, without_direction
 from gradwatch.analysis.groups import (
     NO_POLICY,
-    Group,
-    groups,
+    Setting,
+    by_setting,
     higher_is_better,
     metric_names,
-    natural,
     policies,
-    settings,
-    telling,
+    titled,
     values_by_seed,
 )
 from gradwatch.analysis.intervals import NAN, Estimate
@@ -98,11 +96,12 @@ def settle(
     better_high = {name: higher_is_better(name, histories) for name in metrics}
     if metrics and rises is not None:
         better_high[metrics[0]] = rises
-    by_setting: dict[tuple[tuple[str, str], ...], dict[str, Contender]] = {}
-    for (policy, setting), members in groups(histories).items():
-        by_setting.setdefault(setting, {})[policy] = _contender(policy, members, metrics)
-    rows, winners, told = [], [], telling([dict(setting) for setting in by_setting])
-    for setting, contenders in sorted(by_setting.items(), key=lambda item: [natural(text) for _, text in item[0]]):
+    found = {
+        setting: {policy: _contender(policy, members, metrics) for policy, members in runs.items()}
+        for setting, runs in by_setting(histories).items()
+    }
+    rows, winners = [], []
+    for title, setting, contenders in titled(found):
         base = contenders.get(baseline or NO_POLICY) or (None if baseline else next(iter(contenders.values())))
         everyone = list(contenders.values())
         judged = {name: judge_all(everyone, base, name, better_high[name]) for name in metrics}
@@ -119,12 +118,11 @@ def settle(
         drawn.sort(key=partial(_rank, better_high=better_high))
         rows += drawn
         if metrics and len(contenders) > 1:
-            title = ", ".join(f"{key} = {value}" for key, value in setting if key in told)
             winners.append(
                 winner(title, [contenders[row["policy"]] for row in drawn], base, metrics[0], better_high[metrics[0]])
             )
     table = pd.DataFrame(rows)
-    notes = [*of_table(table, better_high, target), *of_policies([*by_setting.values()])]
+    notes = [*of_table(table, better_high, target), *of_policies([*found.values()])]
     notes += [*(without_direction(histories) if metric is None else ()), *odd_ones(histories, metrics)]
     return Comparison(table, tuple(metrics), tuple(winners), tuple(notes))
 
@@ -137,7 +135,7 @@ def _contender(policy: str, members: list[History], metrics: Sequence[str]) -> C
 
 
 def _row(
-    key: Group,
+    key: tuple[str, Setting],
     contender: Contender,
     judged: Mapping[str, tuple[Estimate, str]],
     target: float | None,
@@ -179,38 +177,6 @@ def _rank(row: dict[str, Any], better_high: Mapping[str, bool | None]) -> tuple[
     """Fewest diverged first, then by the metrics in turn: high accuracy, or low loss; unknown last."""
     values = [-row[name] if high else row[name] for name, high in better_high.items() if high is not None]
     return row["diverged"] / row["runs"], [(np.isnan(value), np.nan_to_num(value)) for value in values]
-
-
-def runs_table(histories: Sequence[History], metric: str | None = None) -> pd.DataFrame:
-    """One row per run: policy, differing settings, seed, final value of each metric, clip rate, norms.
-
-    Raises:
-        RunError: none of the runs logged `metric`.
-
-    """
-    import pandas as pd
-
-    metrics = metric_names(histories, metric)
-    rows = []
-    for history, policy, values in zip(histories, policies(histories), settings(histories), strict=True):
-        norms = final_values.finite_norms(history)
-        rows.append(
-            {
-                "run": history.run.name,
-                "policy": policy,
-                **values,
-                "seed": final_values.seed_text(history.run),
-                "steps": len(history),
-                **{name: final_values.final(history, name) for name in metrics},
-                "clip_rate": _mean(history.total("clip_rate")),
-                "loop_clip_rate": loop_rate(history),
-                "median_grad_norm": _quantile(norms, 0.5),
-                "p99_grad_norm": _quantile(norms, 0.99),
-                "nonfinite_steps": final_values.nonfinite_steps(history),
-                "diverged": final_values.diverged(history, *metrics[:1]),
-            }
-        )
-    return pd.DataFrame(rows)
 
 
 def _mean(values: Sequence[float] | Floats) -> float:

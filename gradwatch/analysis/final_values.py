@@ -6,7 +6,7 @@ Legend: T recorded steps, N logged values of a scalar.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -195,10 +195,15 @@ def is_seed(key: str) -> bool:
 
 
 def seed_text(run: Run) -> str:
-    """The seed of a run; of several, all of them (`seed` and `args.seed` are one); empty where the run does not say."""
-    seeds = {key: str(value) for key, value in run.params.items() if is_seed(key)}
-    told = {value for key, value in seeds.items() if not key.startswith(ARGS)}
-    return ", ".join(value for key, value in seeds.items() if not key.startswith(ARGS) or value not in told)
+    """The seed of a run; of several, all of them; empty where the run does not say."""
+    return ", ".join(seeds(run.params).values())
+
+
+def seeds(params: Mapping[str, str]) -> dict[str, str]:
+    """The params that tell runs of one setting apart, each once: not `args.seed` beside a `seed` that is the same."""
+    found = {key: str(value) for key, value in params.items() if is_seed(key)}
+    told = {value for key, value in found.items() if not key.startswith(ARGS)}
+    return {key: value for key, value in found.items() if not key.startswith(ARGS) or value not in told}
 
 
 def finite_norms(history: History) -> Floats:

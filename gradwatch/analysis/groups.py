@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 
@@ -26,13 +27,14 @@ from gradwatch.storage.logged_names import HELD_OUT, is_factor, is_loss
 
 __all__ = [
     "NO_POLICY",
-    "Group",
-    "groups",
+    "Setting",
+    "by_setting",
     "higher_is_better",
     "metric_names",
     "natural",
     "policies",
     "settings",
+    "titled",
     "values_by_seed",
 ]
 
@@ -65,7 +67,8 @@ _MOVES = re.compile(r"=[^=,()]+ to [^=,()]+")  # a threshold in the text of a cl
 _SLICE = re.compile(r"\[\d+\]$")
 _BLOCK = re.compile(r"(?<![^.])\d+(?=\.)")  # of a name such as `h.11.attn.weight`
 SEARCHED = "search."  # before the params that a search drew: they are in the policy's text as well
-Group = tuple[str, tuple[tuple[str, str], ...]]
+Setting = tuple[tuple[str, str], ...]
+_Of = TypeVar("_Of")
 
 
 def metric_names(histories: Iterable[History], metric: str | None = None) -> list[str]:
@@ -144,12 +147,19 @@ def telling(kinds: Sequence[Mapping[str, str]]) -> list[str]:
     return [key for key in kinds[0] if key in chosen] if kinds else []
 
 
-def groups(histories: Sequence[History]) -> dict[Group, list[History]]:
-    """The runs by policy and differing settings, in the order of first appearance."""
-    found: dict[Group, list[History]] = {}
+def by_setting(histories: Sequence[History]) -> dict[Setting, dict[str, list[History]]]:
+    """The runs by their differing settings, then by policy, in the order of first appearance."""
+    found: dict[Setting, dict[str, list[History]]] = {}
     for history, policy, values in zip(histories, policies(histories), settings(histories), strict=True):
-        found.setdefault((policy, tuple(values.items())), []).append(history)
+        found.setdefault(tuple(values.items()), {}).setdefault(policy, []).append(history)
     return found
+
+
+def titled(found: Mapping[Setting, _Of]) -> list[tuple[str, Setting, _Of]]:
+    """What there is of each setting, in their order, under a title of those that tell them apart: `lr = 0.1`."""
+    told = telling([dict(setting) for setting in found])
+    ordered = sorted(found.items(), key=lambda item: [natural(text) for _, text in item[0]])
+    return [(", ".join(f"{k} = {v}" for k, v in setting if k in told), setting, of) for setting, of in ordered]
 
 
 def policies(histories: Sequence[History]) -> list[str]:

@@ -42,11 +42,6 @@ class Estimate:
         """Whether this is a relative change."""
         return self.method.startswith(RATIOS)
 
-    @property
-    def half(self) -> float:
-        """Half the width of the interval: what stands behind ±."""
-        return (self.high - self.low) / 2
-
     def side(self) -> int:
         """1 where the whole interval lies above 0, -1 where below; 0 where it holds 0, or is none."""
         return 1 if self.low > 0 else -1 if self.high < 0 else 0

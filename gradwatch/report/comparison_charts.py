@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from gradwatch.analysis.clips import as_one, clips_itself
 from gradwatch.analysis.final_values import final, finite_norms, nonfinite_rows
-from gradwatch.analysis.groups import NO_POLICY, groups, higher_is_better, natural, policies, telling
+from gradwatch.analysis.groups import NO_POLICY, by_setting, higher_is_better, policies, titled
 from gradwatch.formatting import percent, quantity_text
 from gradwatch.history import Floats, History
 from gradwatch.report.downsample import Heatmap, bucket_mean
@@ -71,16 +71,9 @@ def sections(
     Of many policies those are drawn that the `table` of the comparison has first, and none.
     """
     drawn = {id(history): one for history, one in zip(histories, heatmaps, strict=True)}
-    by_setting: dict[tuple[tuple[str, str], ...], dict[str, list[History]]] = {}
-    for (policy, setting), runs in groups(histories).items():
-        by_setting.setdefault(setting, {})[policy] = runs
-    shades = colors(histories, table)
-    ordered = sorted(by_setting.items(), key=lambda item: [natural(value) for _, value in item[0]])
-    found = []
-    told = telling([dict(setting) for setting in by_setting])
-    beside = [as_one(history) for history in histories] if len(by_setting) > 1 else []
-    for setting, members in ordered:
-        title = ", ".join(f"{key} = {value}" for key, value in setting if key in told)
+    runs_of, shades, found = by_setting(histories), colors(histories, table), []
+    beside = [as_one(history) for history in histories] if len(runs_of) > 1 else []
+    for title, setting, members in titled(runs_of):
         best, note = _best(members, dict(setting), table)
         maps = heatmap_grid(best, drawn)
         found.append(Section(title, best, (*_charts(best, metrics, shades, beside), *([maps] if maps else [])), note))

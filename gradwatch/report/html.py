@@ -17,6 +17,7 @@ from typing import Any
 from markupsafe import Markup
 
 from gradwatch._version import __version__
+from gradwatch.analysis.final_values import seeds
 from gradwatch.analysis.groups import policies, settings
 from gradwatch.analysis.rules import TOO_SHORT, Finding, has_no_findings
 from gradwatch.history import History
@@ -49,7 +50,6 @@ from gradwatch.report.wording import (
     evidence_cells,
     facts,
     layer_note,
-    seeds,
     started,
     suggestion_head,
     what_if_cells,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from gradwatch.analysis.final_values import ARGS, NO_POLICY, is_seed
+from gradwatch.analysis.final_values import NO_POLICY, seeds
 from gradwatch.analysis.rewinds import Rewound
 from gradwatch.analysis.rules import TOO_SHORT, Finding
 from gradwatch.analysis.rules.facts import LEAST_STEPS
@@ -185,12 +185,6 @@ def facts(run: RunSummary) -> list[tuple[str, str]]:
         *seeds(run.params).items(),
         ("started", run.created[:16].replace("T", " ") + " UTC"),
     ]
-
-
-def seeds(params: Mapping[str, str]) -> dict[str, str]:
-    """The params that tell runs of one setting apart, each once: not `args.seed` beside a `seed` that is the same."""
-    found = {key: value for key, value in params.items() if is_seed(key)}
-    return {k: v for k, v in found.items() if not (k.startswith(ARGS) and found.get(k.removeprefix(ARGS)) == v)}
 
 
 def rewinds_text(rewinds: Sequence[Rewound]) -> str:

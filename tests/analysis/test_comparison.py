@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from make_run import changed, make_history
 
-from gradwatch.analysis.comparison import compare, runs_table, settle
+from gradwatch.analysis.comparison import compare, settle
 from gradwatch.analysis.final_values import final, lost_since, policy_text
-from gradwatch.analysis.groups import groups, metric_names, settings, telling
+from gradwatch.analysis.groups import by_setting, metric_names, settings, telling
 from gradwatch.errors import RunError
 from gradwatch.history import Layer
 from gradwatch.report import build_report
@@ -115,14 +115,14 @@ def test_a_diverged_run_is_counted_and_ranks_last():
 
 
 def test_a_run_that_recovered_has_not_diverged():
-    table = runs_table([make_history(steps=100, nan_at=50)])
-    assert (table["nonfinite_steps"][0], table["diverged"][0]) == (1, False)
+    table = compare([make_history(steps=100, nan_at=50)])
+    assert (table["nonfinite_steps"][0], table["diverged"][0]) == (1, 0)
 
 
 def test_a_loss_that_ends_infinite_has_diverged():
     sick = run(0.9)
     sick.per_step["loss"][-1] = math.inf
-    assert runs_table([sick])["diverged"][0]
+    assert compare([sick])["diverged"][0] == 1
     assert final(sick, "loss") == math.inf
 
 
@@ -195,14 +195,14 @@ def test_runs_that_the_loop_clips_otherwise_are_not_runs_of_one_policy():
     assert labels(clipped(1.0), clipped(None, "AGC(0.01)")) == ["AGC(0.01)", "none"]  # told apart as it is
     moving = [clipped(np.linspace(1.0, top, 200)[: len(run(0.5))], seed=seed) for seed, top in enumerate((2.0, 3.0))]
     assert labels(*moving) == ["none"]
-    assert set(runs_table([clipped(0.01), clipped(5.0)])["policy"]) == {own.format(0.01), own.format(5.0)}
 
 
 def test_the_constraint_is_part_of_the_policy():
     history = make_history(steps=3, renorm="MaxNorm(3.0)")
     assert policy_text(history.run) == "ClipByGlobalNorm(1.0) + MaxNorm(3.0)"
     assert policy_text(make_history(steps=3, clip=None).run) == "none"
-    assert len(groups([history, make_history(steps=3)])) == 2
+    ((_, found),) = by_setting([history, make_history(steps=3)]).items()
+    assert len(found) == 2
 
 
 def test_a_clip_that_never_acted_is_named():

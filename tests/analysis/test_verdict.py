@@ -55,8 +55,8 @@ def test_an_interval_is_students(n):
     found = mean(values)
     half = T975[n - 1] * values.std(ddof=1) / math.sqrt(n)
     assert (found.value, found.n) == (pytest.approx(values.mean()), n)
-    assert found.half == pytest.approx(half, rel=1e-3)
-    assert found.high - found.value == pytest.approx(found.half)
+    assert found.high - found.value == pytest.approx(half, rel=1e-3)
+    assert found.value - found.low == pytest.approx(half, rel=1e-3)
 
 
 def test_one_value_has_no_interval_and_equal_ones_have_no_width():

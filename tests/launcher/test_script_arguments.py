@@ -8,7 +8,7 @@ import pytest
 from make_run import make_history
 
 from gradwatch.analysis.final_values import is_seed, seed_text
-from gradwatch.analysis.groups import groups, values_by_seed
+from gradwatch.analysis.groups import by_setting, values_by_seed
 from gradwatch.launcher import patches
 from gradwatch.launcher.arguments import Arguments
 
@@ -108,9 +108,10 @@ def test_an_argument_tells_runs_apart_and_a_seed_or_a_place_does_not():
                        "args.run_name": f"r{s}", "args.master_port": f"p{s}"})
         for d in ("0.1", "0.5") for s in ("0", "1")
     ]  # fmt: skip
-    found = groups(histories)
-    assert [dict(values) for _, values in found] == [{"args.dropout": "0.1"}, {"args.dropout": "0.5"}]
-    assert [list(values_by_seed(members, "loss")) for members in found.values()] == [["0", "1"]] * 2
+    found = by_setting(histories)
+    assert [dict(values) for values in found] == [{"args.dropout": "0.1"}, {"args.dropout": "0.5"}]
+    members = [runs for of in found.values() for runs in of.values()]
+    assert [list(values_by_seed(runs, "loss")) for runs in members] == [["0", "1"]] * 2
 
 
 @pytest.mark.parametrize(
@@ -118,11 +119,11 @@ def test_an_argument_tells_runs_apart_and_a_seed_or_a_place_does_not():
 )
 def test_what_may_change_the_result_is_compared(name):
     histories = [run_of(1.0, **{f"args.{name}": value}) for value in ("a/b", "a/c")]
-    assert len(groups(histories)) == 2
+    assert len(by_setting(histories)) == 2
 
 
 def test_a_number_is_a_setting_whatever_it_is_called():
-    assert len(groups([run_of(1.0, **{"args.out": value}) for value in ("10", "20")])) == 2
+    assert len(by_setting([run_of(1.0, **{"args.out": value}) for value in ("10", "20")])) == 2
 
 
 def test_an_argument_that_repeats_a_setting_is_one_column():
@@ -130,7 +131,7 @@ def test_an_argument_that_repeats_a_setting_is_one_column():
         make_history(steps=4, params={"args.lr": lr}, optimizers=({"class": "SGD", "settings": {"lr": float(lr)}},))
         for lr in ("0.1", "0.5")
     ]
-    assert [dict(values) for _, values in groups(histories)] == [{"lr": "0.1"}, {"lr": "0.5"}]
+    assert [dict(values) for values in by_setting(histories)] == [{"lr": "0.1"}, {"lr": "0.5"}]
 
 
 def test_the_seed_of_the_sweep_and_of_the_script_are_one():

@@ -9,7 +9,7 @@ from torch import nn
 from training import mlp, train, watch
 
 import gradwatch
-from gradwatch.analysis.groups import groups
+from gradwatch.analysis.groups import by_setting
 from gradwatch.analysis.optimizers import as_code, differing, group_texts, settings
 from gradwatch.measure.layout import Layout
 from gradwatch.recording.optimizer_settings import GroupSettings
@@ -61,7 +61,7 @@ def test_two_runs_whose_groups_differ_are_two_settings_and_not_two_seeds(tmp_pat
         with watch(model, optimizer, tmp_path, params={"seed": len(histories)}) as handle:
             train(model, optimizer, 2, dtype=torch.float32)
         histories.append(gradwatch.open_history(handle.dir))
-    assert [dict(values) for _, values in groups(histories)] == [{"weight_decay": "0.1"}, {"weight_decay": "0.9"}]
+    assert [dict(values) for values in by_setting(histories)] == [{"weight_decay": "0.1"}, {"weight_decay": "0.9"}]
 
 
 def test_the_same_settings_for_other_layers_are_another_setting(tmp_path):
@@ -73,7 +73,7 @@ def test_the_same_settings_for_other_layers_are_another_setting(tmp_path):
         with watch(model, optimizer, tmp_path) as handle:
             train(model, optimizer, 2, dtype=torch.float32)
         histories.append(gradwatch.open_history(handle.dir))
-    assert [dict(values) for _, values in groups(histories)] == [
+    assert [dict(values) for values in by_setting(histories)] == [
         {"layers of the param groups": "1, 3"},
         {"layers of the param groups": "3, 1"},
     ]

@@ -453,7 +453,7 @@ def test_a_seed_that_the_script_was_given_stands_in_a_row_once():
 
 
 def test_a_seed_is_said_once():
-    params = {"args.seed": "3", "seed": "3", "args.data_seed": "4", "lr": "0.1"}
+    params = {"args.seed": "3", "seed": "3", "args.random_seed": "3", "args.data_seed": "4", "lr": "0.1"}
     (run,) = build_report([make_history(40, params=params)]).runs
     assert [pair for pair in facts(run) if "seed" in pair[0]] == [("seed", "3"), ("args.data_seed", "4")]
 

@@ -106,7 +106,7 @@ def spike(
         Finding(
             "spike",
             severity,
-            _carriers(history, worst, window) if up[worst] else (),
+            _carriers(history, worst) if up[worst] else (),
             int(history.step[rows[0]]),
             int(history.step[rows[-1] if recovered else -1]),
             evidence,
@@ -301,7 +301,7 @@ def _recovered(values: Floats, rows: Rows, least: int = 16) -> str:
     return "yes" if end <= usual + max(4 * noise, 0.1 * abs(usual)) else "no"
 
 
-def _carriers(history: History, row: int, window: int, share: float = 0.8) -> tuple[str, ...]:
+def _carriers(history: History, row: int, share: float = 0.8) -> tuple[str, ...]:
     """The layers that make up `share` of the joint norm's square in that row; empty where that is most of them."""
     norm = history.layer("grad_norm")[history.layer_rows == row].astype(np.float64)
     square = (np.nan_to_num(norm, posinf=0.0) ** 2).sum(axis=0)
