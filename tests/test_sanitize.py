@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
-from make_run import make_history, make_run
+from make_run import as_block, make_history, make_run
 
 from gradwatch import RunError, open_history
 from gradwatch.cli import main
@@ -214,7 +214,7 @@ def test_a_table_that_becomes_a_link_while_it_is_recorded_is_not_written_through
     (folder / "layers").rename(tmp_path / "moved")
     (folder / "layers").symlink_to(tmp_path / "moved")
     before = sorted((tmp_path / "moved").iterdir())
-    writer.append(history)
+    writer.append(as_block(history))
     writer.flush()
     assert sorted((tmp_path / "moved").iterdir()) == before
     assert "layers is a link" in caplog.text

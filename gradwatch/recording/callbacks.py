@@ -22,7 +22,7 @@ from gradwatch.policies import Policy
 from gradwatch.recording import courier_process
 from gradwatch.sanitize import read_json
 from gradwatch.storage.folder import FINDINGS, read_manifest
-from gradwatch.storage.lazy_block import Block, history_of
+from gradwatch.storage.lazy_block import LazyBlock
 from gradwatch.storage.run_state import run_state
 from gradwatch.storage.shared_folder import part_folders, read_whole
 
@@ -107,7 +107,7 @@ class Live:
         self._news: list[tuple[Finding, bool]] = []  # what is to be said, and whether it is taken back
         self._so_far = ""  # the last verdict of the other process
         self._stamp: tuple[int, int] | None = None
-        self._block: Block | None = None
+        self._block: LazyBlock | None = None
         self._failed = False
 
     def rejoin(self, home: Path, step: int) -> None:
@@ -116,19 +116,17 @@ class Live:
 
     # ----------------------------------------------------------------------------------------------------- listening
 
-    def check(self, block: Block, is_suspect: bool = True) -> None:
-        """Judge a block of steps at once, as far as an inf or NaN is concerned, which one that `is_suspect` may have;
-        the block before it is its past.
-        """
+    def check(self, block: LazyBlock) -> None:
+        """Judge a block of steps at once, as far as an inf or NaN is concerned; the block before it is its past."""
         if self.home is None:
             return
         before, self._block = self._block, block
-        if not is_suspect:
+        if not block.is_suspect:
             return
-        found = history_of(block)
+        found = block.history()
         if not (found.total("nonfinite") > 0).any():
             return
-        past = None if before is None else history_of(before)
+        past = None if before is None else before.history()
         if past is not None and past.layers == found.layers and set(past.per_layer) == set(found.per_layer):
             found = concat([past, found])
         lanes = found.lanes().items()

@@ -271,7 +271,7 @@ class Watch:
     def _keep(self, block: LazyBlock) -> None:
         self._writer.append(block)
         with self._looking.at("what the rule of non-finite gradients says"):
-            self._live.check(block, block.is_suspect)
+            self._live.check(block)
 
     def _between(self) -> None:
         self._courier.start(self.dir)

@@ -43,11 +43,3 @@ class LazyBlock:
         found = found or self._made  # another thread was done in between
         assert found is not None
         return found
-
-
-Block = History | LazyBlock
-
-
-def history_of(block: Block) -> History:
-    """The block as a History, which it may be already."""
-    return block.history() if isinstance(block, LazyBlock) else block

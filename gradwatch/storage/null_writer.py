@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gradwatch.history import Run
-from gradwatch.storage.lazy_block import Block
+from gradwatch.storage.lazy_block import LazyBlock
 from gradwatch.storage.writer import FLUSH_SECONDS
 
 
@@ -20,7 +20,7 @@ class NullWriter:
     def start(self) -> None:
         """Nothing."""
 
-    def append(self, block: Block) -> None:
+    def append(self, block: LazyBlock) -> None:
         """Nothing."""
 
     def update(self, **changes: Any) -> None:

@@ -22,7 +22,7 @@ from gradwatch.storage.answer import Answer
 from gradwatch.storage.compaction import Compactor
 from gradwatch.storage.encoding import write_part
 from gradwatch.storage.folder import ALL_TABLES, MANIFEST, TABLES, list_parts, now_iso, put, tidy, write_json
-from gradwatch.storage.lazy_block import Block, history_of
+from gradwatch.storage.lazy_block import LazyBlock
 from gradwatch.storage.lock import Lock
 from gradwatch.table import SAMPLED
 
@@ -52,10 +52,10 @@ class RunWriter:
         self.closing = self._over = False
         self.compactors = [Compactor(self.folder / table, self._interrupted) for table in ALL_TABLES]
         self.queue: queue.SimpleQueue[str | Run | Answer | None] = queue.SimpleQueue()
-        self._new: deque[Block] = deque()  # not yet seen by the thread; no lock: a signal may come in between
+        self._new: deque[LazyBlock] = deque()  # not yet seen by the thread; no lock: a signal may come in between
         self._gone: deque[int] = deque()  # the steps of each block that found no room, since it was said last
         self.ended, self._end = False, Answer()  # whether the thread has written all it will, and what tells of it
-        self.pending: list[Block] = []
+        self.pending: list[LazyBlock] = []
         self._taken, self._written = _Count(), _Count()  # what was handed over, and what of it is on disk
         self.complained = False
         self._manifest: Run | None = None  # what is yet to be written of it
@@ -106,7 +106,7 @@ class RunWriter:
             self._end.wait(timeout)
         self.lock.release()
 
-    def append(self, block: Block) -> None:
+    def append(self, block: LazyBlock) -> None:
         """Hand over a block of steps; it is on disk within `flush_seconds`, the first one at once."""
         self._taken.add(block)
         self._new.append(block)
@@ -251,9 +251,9 @@ class RunWriter:
                     lost = self.pending.pop(0)
                     log.warning("gradwatch: %d steps from %d on cannot be written: %r", len(lost), lost.step[0], error)
 
-    def _write_part(self, blocks: list[Block]) -> None:
+    def _write_part(self, blocks: list[LazyBlock]) -> None:
         """The first blocks of those that wait, as a part of each table."""
-        block = concat([history_of(each) for each in blocks])
+        block = concat([each.history() for each in blocks])
         tables = [table for table in ALL_TABLES if table not in SAMPLED or len(getattr(block, table))]
         paths = [self.folder / table / f"part-{self.next_part:06d}.parquet" for table in tables]
         written = []
@@ -305,7 +305,7 @@ class RunWriter:
         self.complained = False
 
 
-def _rows(blocks: Iterable[Block]) -> int:
+def _rows(blocks: Iterable[LazyBlock]) -> int:
     return sum(len(block) * len(block.layers) for block in blocks)
 
 
@@ -316,7 +316,7 @@ class _Count:
     steps: int = 0
     end: int | None = None  # the number after the last one
 
-    def add(self, block: Block) -> None:
+    def add(self, block: LazyBlock) -> None:
         """Count the steps of the next block."""
         new = np.unique(block.step[block.step >= (self.end or 0)])
         if len(new):

@@ -37,6 +37,7 @@ from bench_output import STARTING_LOAD, arguments, cpu_name, publish
 from gradwatch import __version__
 from gradwatch.history import History, Layer, Run
 from gradwatch.storage.folder import TABLES, create_folder, list_parts, now_iso
+from gradwatch.storage.lazy_block import LazyBlock
 from gradwatch.storage.writer import RunWriter
 
 BLOCK = 128  # steps that a Recorder hands over at once
@@ -96,7 +97,7 @@ def write_run(parent: Path, layers: int, steps: int, every: int) -> tuple[Path, 
         if writer is None:
             folder = create_folder(parent, f"huge-{every}")
             writer = RunWriter(folder, block.run)
-        writer.append(block)
+        writer.append(LazyBlock(block.step, block.layers, block.sampled, True, lambda block=block: block))
         while writer.queue.qsize() > 4:
             time.sleep(0.002)
         files = max(files, *(sum(1 for _ in (folder / table).glob("*.parquet")) for table in TABLES))

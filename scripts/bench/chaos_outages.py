@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
 
 from faulty_proxy import FaultyProxy, answer, drop, hang, late, ok, reset, swallow  # noqa: E402
-from make_run import make_history  # noqa: E402
+from make_run import as_block, make_history  # noqa: E402
 from mlflow_server import Server, in_the_store, postgres, wanted  # noqa: E402
 
 from gradwatch.recording.courier_process import start_courier, wait_delivered  # noqa: E402
@@ -174,7 +174,7 @@ def _write(parent: Path, uri: str, steps: int, seed: int, pieces: int) -> Iterat
         yield folder
         stop = min(start + piece, steps)
         for at in range(start, stop, BLOCK):
-            writer.append(history.slice(at, min(at + BLOCK, stop)))
+            writer.append(as_block(history.slice(at, min(at + BLOCK, stop))))
     writer.close()
     yield folder
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from faulty_proxy import ok, swallow
-from make_run import make_history, make_run
+from make_run import as_block, make_history, make_run
 from mlflow_server import all_there, status
 
 from gradwatch.cli import main
@@ -194,7 +194,7 @@ def test_a_training_starts_its_courier_and_finds_everything_delivered(store, tmp
     folder = create_folder(tmp_path / "gradwatch-runs", "live")
     writer = RunWriter(folder, history.run, flush_seconds=0.01)
     process = courier_process.start_courier(folder)
-    writer.append(history)
+    writer.append(as_block(history))
     writer.close()
     cursor = courier_process.wait_delivered(folder, 100, process)
     assert cursor["done"], (folder / "courier.log").read_text()

@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from make_run import make_history
+from make_run import as_block, make_history
 from torch import nn
 from training import mlp, train, watch
 
@@ -246,7 +246,7 @@ def test_what_follows_from_another_is_not_taken_back(live, lines):
 
 
 def test_what_the_training_saw_itself_is_not_taken_back_before_the_other_process_sees_it(live, lines):
-    live.check(make_history(nan_at=5))
+    live.check(as_block(make_history(nan_at=5)))
     live.told()
     assert [text.split()[1] for _, text in lines()] == ["found"]
 
@@ -496,7 +496,7 @@ def test_a_process_is_started_for_a_long_run_only(tmp_path, no_process):
 def test_an_empty_block_of_news_costs_a_step_nothing(tmp_path):
     live = Live()
     live.between(1)
-    live.check(make_history(nan_at=5))  # not attached: a rank that writes nothing
+    live.check(as_block(make_history(nan_at=5)))  # not attached: a rank that writes nothing
     live.look(10)
     live.speak()
     assert not live._news

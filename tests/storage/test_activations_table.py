@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-from make_run import make_history
+from make_run import as_block, make_history
 
 from gradwatch.history import concat
 from gradwatch.storage.compaction import Compactor, due
@@ -32,7 +32,7 @@ def history_of(steps, every=7, attempt=0):
 def write(folder, blocks, run=None):
     writer = RunWriter(folder, run or blocks[0].run)
     for block in blocks:
-        writer.append(block)
+        writer.append(as_block(block))
         writer.flush()
     writer.close()
 
@@ -114,11 +114,11 @@ def test_a_part_of_a_run_and_several_runs_joined_keep_their_own(folder):
 def test_a_folder_that_is_removed_is_made_anew(folder):
     history = history_of(30, every=5)
     writer = RunWriter(folder, history.run)
-    writer.append(history.slice(0, 10))
+    writer.append(as_block(history.slice(0, 10)))
     writer.flush()
     for path in (folder / ACTIVATIONS).iterdir():
         path.unlink()
     (folder / ACTIVATIONS).rmdir()
-    writer.append(history.slice(10, 30))
+    writer.append(as_block(history.slice(10, 30)))
     writer.close()
     assert read_run(folder).activations.step.tolist() == [10, 15, 20, 25]

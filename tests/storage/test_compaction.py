@@ -14,7 +14,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from make_run import changed, make_history, same, write_parts, write_shared
+from make_run import as_block, changed, make_history, same, write_parts, write_shared
 
 from gradwatch import RunError, open_history
 from gradwatch.analysis.final_values import diverged, final, nonfinite_steps
@@ -99,7 +99,7 @@ def test_large_parts_are_merged_early_and_then_never_touched(tmp_path, monkeypat
     history, folder = make_history(steps=2_000), create_folder(tmp_path, "large")
     writer, closed = RunWriter(folder, history.run, flush_seconds=1000), {}
     for start in range(0, 2_000, 50):
-        writer.pending.append(history.slice(start, start + 50))
+        writer.pending.append(as_block(history.slice(start, start + 50)))
         writer._flush()
         now = {p.path: p.path.stat().st_ino for p in list_parts(folder / "layers") if is_closed(p)}
         assert closed.items() <= now.items()
@@ -115,7 +115,7 @@ def test_rows_that_come_fast_do_not_wait_for_the_clock(tmp_path, monkeypatch):
     history, folder = make_history(), create_folder(tmp_path, "fast")
     writer = RunWriter(folder, history.run, flush_seconds=1000)
     for start in range(0, 200, 25):
-        writer.append(history.slice(start, start + 25))
+        writer.append(as_block(history.slice(start, start + 25)))
     writer.close()
     assert len(list_parts(folder / "layers")) in (4, 5)  # the first block may be written before the second has come
     same(open_history(folder), history)
@@ -130,7 +130,7 @@ def test_pandas_reads_what_was_logged_later(late, tmp_path, small_steps):
         block = history.slice(20 * i, 20 * i + 20)
         if i == late:
             block = changed(block, per_step={**block.per_step, "val_loss": np.full(20, 0.5, np.float32)})
-        writer.pending.append(block)
+        writer.pending.append(as_block(block))
         if i < late:
             writer._flush()
     writer.close()
@@ -145,12 +145,14 @@ def test_a_part_that_is_closed_gets_no_columns(tmp_path, small_steps):
     history, folder = make_history(logged=()), create_folder(tmp_path, "closed")
     writer = RunWriter(folder, history.run, flush_seconds=1000)
     for i in range(0, 160, 10):
-        writer.pending.append(history.slice(i, i + 10))
+        writer.pending.append(as_block(history.slice(i, i + 10)))
         writer._flush()
     first = list_parts(folder / "steps")[0]
     before = first.path.stat().st_ino
     block = history.slice(160, 170)
-    writer.pending.append(changed(block, per_step={**block.per_step, "val_loss": np.full(10, 0.5, np.float32)}))
+    writer.pending.append(
+        as_block(changed(block, per_step={**block.per_step, "val_loss": np.full(10, 0.5, np.float32)}))
+    )
     writer.close()
     assert is_closed(first)
     assert first.path.stat().st_ino == before
@@ -169,7 +171,7 @@ def test_closing_gives_up_merging(tmp_path, small_steps, monkeypatch):
     writer = RunWriter(folder, history.run, flush_seconds=1000)
     for start in range(0, 200, 50):
         writer.closing = start == 150
-        writer.pending.append(history.slice(start, start + 50))
+        writer.pending.append(as_block(history.slice(start, start + 50)))
         writer._flush()
     assert len(list_parts(folder / "layers")) == 4
     writer.closing = False
@@ -182,7 +184,7 @@ def test_an_unreadable_part_stays_and_is_named_while_the_others_are_merged(tmp_p
     history, folder = make_history(), create_folder(tmp_path, "damaged")
     writer = RunWriter(folder, history.run, flush_seconds=1000)
     for i in range(10):
-        writer.pending.append(history.slice(20 * i, 20 * i + 20))
+        writer.pending.append(as_block(history.slice(20 * i, 20 * i + 20)))
         writer._flush()
         if i == 0:
             (folder / "layers" / "part-000000.parquet").write_bytes(b"PAR1 not parquet")
@@ -353,7 +355,7 @@ def test_a_step_that_was_taken_again_counts_once(tmp_path):
     folder = create_folder(tmp_path, "again")
     write_parts(folder, first.slice(0, 3_000), 3)
     writer = RunWriter(folder, again.run)
-    writer.append(again)
+    writer.append(as_block(again))
     writer.close()
     full, got = open_history(folder), open_history(folder, AT_MOST)
     same(full, concat([first.slice(0, 3_000), again]))
@@ -550,7 +552,7 @@ def names_anew(tmp_path, names, flushes=16):
     for i in range(flushes):
         block = history.slice(i, i + 1)
         block.per_step.update({f"m{i * each + k}": np.ones(1) for k in range(each)})
-        writer.pending.append(block)
+        writer.pending.append(as_block(block))
         writer._write_parts()
     writer.close()
     return folder
@@ -602,7 +604,7 @@ def test_parts_whose_names_are_too_many_for_one_stay_apart_and_later_ones_are_me
     for i in range(8):
         block = history.slice(i, i + 1)
         block.per_step.update({f"m{i if i < 4 else 0}.{k}": np.ones(1) for k in range(20)})
-        writer.pending.append(block)
+        writer.pending.append(as_block(block))
         writer._flush()
     writer.close()
     names = [part.path.stem for part in list_parts(folder / "steps")]
@@ -643,7 +645,7 @@ def test_a_block_that_cannot_be_encoded_blocks_no_other(tmp_path, caplog, what):
                 block.per_step["\ud800x"] = np.ones(10)
             else:
                 block.per_step["loss"] = np.ones(9)
-        writer.append(block)
+        writer.append(as_block(block))
     writer.flush()
     assert writer.lost == 10
     writer.close()

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
-from make_run import changed, make_history
+from make_run import as_block, changed, make_history
 from training import mlp, train, watch
 
 from gradwatch import RunError, open_history
@@ -173,7 +173,7 @@ def test_a_merge_that_the_disk_refuses_is_undone_and_said_once(tmp_path, monkeyp
 
     monkeypatch.setattr("gradwatch.storage.compaction._joined", refuse)
     for start in range(0, 100, 10):
-        writer.append(history.slice(start, start + 10))
+        writer.append(as_block(history.slice(start, start + 10)))
         writer.flush()
     writer.close()
     assert ["cannot be merged" in text for text in said(caplog)] == [True, True]  # of either table
@@ -231,7 +231,7 @@ def test_a_limit_on_file_sizes_ends_no_training(tmp_path, caplog):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2048, hard))
     try:
-        writer.append(history)
+        writer.append(as_block(history))
         writer.flush()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -259,7 +259,7 @@ def test_memory_is_bounded_while_the_disk_refuses(tmp_path, monkeypatch):
     monkeypatch.setattr(writing, "MAX_WAITING_ROWS", 7 * 3000)
     writer = RunWriter(folder, history.run, flush_seconds=0.001)
     for k in range(20):
-        writer.append(changed(history, step=history.step + 1000 * k))
+        writer.append(as_block(changed(history, step=history.step + 1000 * k)))
     writer.flush()
     assert sum(map(len, writer.pending)) == 3000
     assert writer.pending[-1].step[-1] == 19_999  # the newest stay
@@ -280,10 +280,10 @@ def test_memory_is_bounded_while_a_write_does_not_come_back(tmp_path, monkeypatc
     monkeypatch.setattr(writing, "MAX_WAITING_ROWS", 7 * 3000)
     history, folder = make_history(steps=1000), create_folder(tmp_path, "hung")
     writer = RunWriter(folder, history.run, flush_seconds=0.001)
-    writer.append(history)
+    writer.append(as_block(history))
     begun.wait()
     for k in range(1, 20):
-        writer.append(changed(history, step=history.step + 1000 * k))
+        writer.append(as_block(changed(history, step=history.step + 1000 * k)))
     assert sum(map(len, writer._new)) == 3000
     back.set()
     writer.close()
@@ -308,7 +308,7 @@ def test_a_flush_that_had_nothing_to_write_ends_no_complaint(tmp_path, monkeypat
     writer._flush()
     with monkeypatch.context() as patched:
         patched.setattr(writing, "write_part", gone)
-        writer.append(history)
+        writer.append(as_block(history))
         writer.flush()
     assert [r.getMessage().split(" (")[0] for r in caplog.records] == [f"gradwatch: cannot write to {folder}"]
     writer.close()

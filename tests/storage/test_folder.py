@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pandas as pd
 import pytest
-from make_run import changed, make_history, make_run, same, write_parts
+from make_run import as_block, changed, make_history, make_run, same, write_parts
 
 from gradwatch import RunError, open_history
 from gradwatch.analysis.rules import diagnose
@@ -61,7 +61,7 @@ def test_a_scalar_that_appears_late_survives_a_merge(tmp_path):
     write_parts(folder, concat([early, late]).slice(0, 100), 1)
     history = concat([early, late])
     writer = RunWriter(folder, history.run, flush_seconds=1000)
-    writer.append(late)
+    writer.append(as_block(late))
     writer.close()
     merge(list_parts(folder / "steps"))
     got = open_history(folder)
@@ -115,12 +115,12 @@ def test_a_full_disk_loses_nothing_that_fits_in_memory(tmp_path, monkeypatch, ca
 
     monkeypatch.setattr(writing, "write_part", write)
     writer = RunWriter(folder, history.run, flush_seconds=0.02)
-    writer.append(history.slice(0, 100))
+    writer.append(as_block(history.slice(0, 100)))
     deadline = time.monotonic() + 10
     while not caplog.records and time.monotonic() < deadline:
         time.sleep(0.01)
     refuse[0] = False
-    writer.append(history.slice(100, 200))
+    writer.append(as_block(history.slice(100, 200)))
     writer.close()
     assert [r.message for r in caplog.records if "No space left" in r.message]
     assert len(caplog.records) == 1  # said once, not once a flush
@@ -131,7 +131,7 @@ def test_no_half_written_part_has_a_parts_name(tmp_path, monkeypatch):
     history, folder = make_history(), create_folder(tmp_path, "half")
     writer = RunWriter(folder, history.run, flush_seconds=1000)
     monkeypatch.setattr(writing.Path, "replace", lambda self, target: (_ for _ in ()).throw(OSError("killed here")))
-    writer.pending.append(history)
+    writer.pending.append(as_block(history))
     with pytest.raises(OSError, match="killed here"):
         writer._write_parts()
     assert list_parts(folder / "layers") == list_parts(folder / "steps") == []

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from make_run import make_history
+from make_run import as_block, make_history
 
 from gradwatch import open_history
 from gradwatch.storage.compaction import merge
@@ -43,7 +43,7 @@ def write(tmp_path):
     folder = create_folder(tmp_path, "run")
     writer = RunWriter(folder, history.run)
     for start in (0, 4):
-        writer.append(history.slice(start, start + 4))
+        writer.append(as_block(history.slice(start, start + 4)))
         writer.flush()
     writer.close()
     for table in ("layers", "steps"):

@@ -10,7 +10,7 @@ from itertools import count
 import numpy as np
 import pytest
 import torch
-from make_run import make_history, same
+from make_run import as_block, make_history, same
 from training import mlp, train, watch
 
 from gradwatch import RunError, open_history
@@ -40,7 +40,7 @@ def begun(tmp_path):
 
     def write(start, stop, parts):
         for first in range(start, stop, (stop - start) // parts):
-            writer.pending.append(history.slice(first, first + (stop - start) // parts))
+            writer.pending.append(as_block(history.slice(first, first + (stop - start) // parts)))
             writer._write_parts()
 
     write(0, 100, 4)
@@ -172,12 +172,12 @@ def test_the_first_rows_leave_the_device_early_and_the_later_ones_as_ever(tmp_pa
 def test_the_first_block_is_written_when_it_comes_and_the_next_ones_with_the_clock(tmp_path):
     history, folder = amp_history(), create_folder(tmp_path, "first")
     writer = RunWriter(folder, history.run, flush_seconds=1000)
-    writer.append(history.slice(0, 10))
+    writer.append(as_block(history.slice(0, 10)))
     deadline = time.monotonic() + 30
     while not list_parts(folder / "steps") and time.monotonic() < deadline:
         time.sleep(0.01)
     assert open_history(folder).step.tolist() == list(range(10))
-    writer.append(history.slice(10, 20))
+    writer.append(as_block(history.slice(10, 20)))
     while not writer.queue.empty():
         time.sleep(0.01)
     time.sleep(0.05)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from make_run import changed, make_history, write_shared
+from make_run import as_block, changed, make_history, write_shared
 from torch import nn
 from training import mlp, train, watch
 
@@ -216,7 +216,7 @@ def test_rows_of_one_step_come_back_from_the_files_even_where_a_table_lacks_them
     folder = create_folder(tmp_path, "x")
     writer = RunWriter(folder, one.run, flush_seconds=0.01)
     for block in (concat([one.slice(a, a + 4), two.slice(a, a + 4)]) for a in (0, 4)):
-        writer.append(block)
+        writer.append(as_block(block))
         while writer.queue.qsize() or writer.pending:
             pass
     writer.close()

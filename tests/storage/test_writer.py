@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from click.testing import CliRunner
-from make_run import changed, make_history, make_run
+from make_run import as_block, changed, make_history, make_run
 from training import mlp, train, watch
 from writers import writers_ended
 
@@ -160,7 +160,7 @@ def test_a_long_merge_does_not_hold_up_the_writing(tmp_path, monkeypatch):
     def joined(tables):
         for number, table in enumerate(real(tables)):
             if not number and not seen:
-                writer.append(history.slice(40, 50))
+                writer.append(as_block(history.slice(40, 50)))
                 time.sleep(0.02)
             else:
                 seen.append(max(on_disk(folder)))
@@ -168,7 +168,7 @@ def test_a_long_merge_does_not_hold_up_the_writing(tmp_path, monkeypatch):
 
     monkeypatch.setattr(compaction, "_joined", joined)
     for start in range(0, 40, 10):
-        writer.append(history.slice(start, start + 10))
+        writer.append(as_block(history.slice(start, start + 10)))
         writer.flush()
     wait_for(lambda: len(seen) >= 3)
     writer.close()
@@ -213,7 +213,7 @@ def flushes(folder, history, attempt=0):
         writer = RunWriter(folder, replace(history.run, attempt=attempt), flush_seconds=1000)
         block = changed(history, attempt=np.full(len(history), attempt))
         for start in range(0, 50, 10):
-            writer.pending.append(block.slice(start, start + 10))
+            writer.pending.append(as_block(block.slice(start, start + 10)))
             writer._write_parts()
             done.append(start + 10)
             for compactor in writer.compactors:

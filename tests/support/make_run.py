@@ -8,6 +8,7 @@ import numpy as np
 
 from gradwatch.history import History, Layer, Run
 from gradwatch.storage.folder import create_folder, now_iso
+from gradwatch.storage.lazy_block import LazyBlock
 from gradwatch.storage.shared_folder import create_part, create_shared, read_facts
 from gradwatch.storage.writer import RunWriter
 
@@ -97,6 +98,11 @@ def changed(history, per_layer=None, per_step=None, layers=None, **keys):
     )
 
 
+def as_block(history):
+    """The steps of a history as a Watch hands them to a writer."""
+    return LazyBlock(history.step, history.layers, history.sampled, True, lambda: history)
+
+
 def make_run(parent: Path, close="FINISHED", blocks=4, **options):
     """Write `make_history(**options)` as a run folder, in several parts; returns the folder."""
     history = make_history(**options)
@@ -105,7 +111,7 @@ def make_run(parent: Path, close="FINISHED", blocks=4, **options):
     writer = RunWriter(folder, history.run, flush_seconds=0.01)
     size = max(1, len(history) // blocks)
     for start in range(0, len(history), size):
-        writer.append(history.slice(start, start + size))
+        writer.append(as_block(history.slice(start, start + size)))
     if close:
         writer.close(close)
     return folder
@@ -120,7 +126,7 @@ def write_shared(parent, name="gan", **parts):
         layers = tuple(f"{part}.{layer}" for layer in history.layers)
         run = replace(run, layers=tuple(replace(a, name=b) for a, b in zip(run.layers, layers, strict=True)))
         writer.update(layers=run.layers)
-        writer.append(changed(replace(history, run=run), layers=layers, optimizer=[part] * len(history)))
+        writer.append(as_block(changed(replace(history, run=run), layers=layers, optimizer=[part] * len(history))))
         writer.close(history.run.status if history.run.status != "RUNNING" else "FINISHED")
     return shared
 
@@ -140,6 +146,6 @@ def write_parts(folder, history, count):
     writer = RunWriter(folder, history.run, flush_seconds=1000)
     bounds = np.linspace(0, len(history), count + 1).astype(int)
     for start, stop in pairwise(bounds):
-        writer.pending.append(history.slice(start, stop))
+        writer.pending.append(as_block(history.slice(start, stop)))
         writer._flush()
     writer.close()

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from deliveries import curve, dead_pid, target
-from make_run import changed, make_history, make_run
+from make_run import as_block, changed, make_history, make_run
 
 from gradwatch.errors import RunError
 from gradwatch.open_run import open_histories, open_history
@@ -118,7 +118,7 @@ def test_that_it_has_begun_is_noted_before_there_is_a_run(store, tmp_path):
                            created=datetime.now(timezone.utc).isoformat(timespec="seconds"))  # fmt: skip
     folder = create_folder(tmp_path, "young")
     writer = RunWriter(folder, history.run, flush_seconds=0.01)
-    writer.append(history)
+    writer.append(as_block(history))
     writer.close("RUNNING")
     assert Courier(folder).deliver().live
     cursor = read_cursor(folder)
@@ -133,7 +133,7 @@ def test_a_run_that_goes_on_gets_each_window_once(store, tmp_path):
     carrier = Courier(folder)
     for start in range(0, 100, 30):
         writer = RunWriter(folder, history.run, flush_seconds=0.01)
-        writer.append(history.slice(start, start + 30))
+        writer.append(as_block(history.slice(start, start + 30)))
         writer.close("RUNNING")
         outcome = carrier.deliver()
         assert outcome.live
@@ -159,7 +159,7 @@ def test_what_is_found_is_told_while_the_run_goes_on_and_at_its_end(store, tmp_p
 
     def go_on(start, stop, status="RUNNING"):
         writer = RunWriter(folder, history.run, flush_seconds=0.01)
-        writer.append(history.slice(start, stop))
+        writer.append(as_block(history.slice(start, stop)))
         writer.close(status)
         carrier.diagnosis._due = 0
         carrier.deliver()
@@ -202,13 +202,13 @@ def test_a_resumed_run_sends_the_rest_of_its_window_and_no_step_twice(store, tmp
     history = make_history(steps=100, window=20, mlflow=target(store))
     folder = create_folder(tmp_path, "resumed")
     first = RunWriter(folder, history.run, flush_seconds=0.01)
-    first.append(history.slice(0, 50))
+    first.append(as_block(history.slice(0, 50)))
     first.close("FAILED")
     client, run = deliver(folder)
     assert [step for step, _ in curve(client, run, "lr")] == [19, 39, 49]
     again = changed(replace(history, run=replace(history.run, attempt=1)), attempt=np.ones(100, np.int64))
     second = RunWriter(folder, again.run, flush_seconds=0.01)
-    second.append(again.slice(40, 100))  # back to the checkpoint at step 40
+    second.append(as_block(again.slice(40, 100)))  # back to the checkpoint at step 40
     second.close()
     assert not courier_process.wait_delivered(folder, 0)["done"]
     client, same = deliver(folder)

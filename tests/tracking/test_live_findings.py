@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from make_run import changed, make_history, make_run
+from make_run import as_block, changed, make_history, make_run
 
 from gradwatch.analysis.rules import Finding, diagnose
 from gradwatch.cli import main
@@ -37,7 +37,7 @@ def said(folder):
 def grow(folder, history, start, stop):
     """Another flush of the writer."""
     writer = RunWriter(folder, history.run, flush_seconds=0.01)
-    writer.append(history.slice(start, stop))
+    writer.append(as_block(history.slice(start, stop)))
     writer.close("RUNNING")
 
 

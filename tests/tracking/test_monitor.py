@@ -11,7 +11,7 @@ import urllib.request
 
 import pytest
 from click.testing import CliRunner
-from make_run import make_history, make_run
+from make_run import as_block, make_history, make_run
 
 from gradwatch.cli import main
 from gradwatch.errors import RunError
@@ -130,7 +130,7 @@ def test_a_run_that_goes_on_is_judged_as_far_as_it_was_uploaded(store, tmp_path,
 
     def take(start, stop):
         for row in range(start, stop):
-            writer.append(history.slice(row, row + 1))
+            writer.append(as_block(history.slice(row, row + 1)))
             while last_part(folder) < row:
                 time.sleep(0.005)
         carrier.deliver()

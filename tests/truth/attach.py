@@ -10,7 +10,6 @@ import oracle
 import torch
 
 import gradwatch
-from gradwatch.storage.lazy_block import history_of
 from gradwatch.storage.null_writer import NullWriter
 
 
@@ -22,7 +21,7 @@ class Kept(NullWriter):
         self.blocks = []
 
     def append(self, block):
-        self.blocks.append(history_of(block))
+        self.blocks.append(block.history())
 
 
 def attach(model, optimizer, clip, **options):
