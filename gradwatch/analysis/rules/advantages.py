@@ -45,10 +45,7 @@ def returns_not_normalised(
             f"deviation of {around:.3g}: whatever came of it, each choice is made "
             f"{'more' if np.median(mean) > 0 else 'less'} likely, by a gradient as large as they are."
             f"{f' {either(causes)}' if causes else ''}",
-            (_OF_WEIGHTS if causes else "")
-            + "Take a baseline away (the mean of the batch, or a learnt value) and divide by the deviation: "
-            "(returns - returns.mean()) / (returns.std() + 1e-8). Where something is paid at every move, returns "
-            "shrink towards the end of an episode: take the mean over the episodes at each move then, or the learnt value.",
+            f"{_OF_WEIGHTS if causes else ''}{_BASELINE}",
             causes,
         )
     ]
@@ -57,6 +54,11 @@ def returns_not_normalised(
 _RETURNS_OR_WEIGHTS = (
     "they are returns, without a baseline",
     "they are weights of the examples, which are not 1 on average",
+)
+_BASELINE = (
+    "Take a baseline away (the mean of the batch, or a learnt value) and divide by the deviation: (returns - "
+    "returns.mean()) / (returns.std() + 1e-8). Where something is paid at every move, returns shrink towards the end "
+    "of an episode: take the mean over the episodes at each move then, or the learnt value."
 )
 _OF_WEIGHTS = "Weights are divided by their mean, and nothing is taken off them: weights below 0 unlearn. Of returns: "
 

@@ -155,3 +155,9 @@ def either(causes: Sequence[str]) -> str:
 
 
 Rule = Callable[[History], list[Finding]]
+
+
+def says_again(one: Finding, other: Finding) -> bool:
+    """Whether it says what the `other` does, of the same layers of an optimizer that stepped in other company there."""
+    same = {*one.optimizer.split("+")} & {*other.optimizer.split("+")} and one.layers
+    return bool(same) and (one.rule, one.layers, one.cause) == (other.rule, other.layers, other.cause)

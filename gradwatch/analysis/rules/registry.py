@@ -37,7 +37,7 @@ from gradwatch.analysis.rules.double_clip import double_clip
 from gradwatch.analysis.rules.epsilon import below_epsilon
 from gradwatch.analysis.rules.experts import expert_starved
 from gradwatch.analysis.rules.facts import LEAST_STEPS, steps_taken
-from gradwatch.analysis.rules.finding import RANK, Finding, Rule
+from gradwatch.analysis.rules.finding import RANK, Finding, Rule, says_again
 from gradwatch.analysis.rules.gradient_scale import gradients_accumulate, scaled_gradients
 from gradwatch.analysis.rules.gradients import exploding
 from gradwatch.analysis.rules.guard import with_guard
@@ -156,8 +156,7 @@ def diagnose(history: History) -> list[Finding]:
         ]
         rivals = any(map(has_rivals, lanes.values()))
     findings.sort(key=lambda finding: (RANK[finding.severity], finding.first_step))
-    first = {(f.rule, f.layers, f.cause): f for f in reversed(findings)}  # of the same layers, for two optimizers
-    findings = [f for f in findings if not f.layers or f is first[f.rule, f.layers, f.cause]]
+    findings = [f for i, f in enumerate(findings) if not any(says_again(f, other) for other in findings[:i])]
     return _passed_on(findings, {name: int(lane.step[-1]) for name, lane in lanes.items()}) if rivals else findings
 
 
