@@ -95,6 +95,13 @@ def test_one_class_for_everything(differs, found):
     assert len(class_imbalance(run_with(**{**RARE, **differs}))) == found
 
 
+@pytest.mark.parametrize(("name", "found"), [("val_auc", 0), ("recall", 0), ("accuracy", 1)])
+def test_where_what_is_rare_is_told_apart_one_class_may_score_highest(name, found):
+    history = run_with(**RARE)
+    rises = np.linspace(0.5, 0.65, 240)
+    assert len(class_imbalance(changed(history, per_step={**history.per_step, name: rises}))) == found
+
+
 UNSURE = {
     "logit_range_most": 1.6, "logit_range": 1.4, "cross_entropy": 1.4, "predicted_right": 0.99, "targets": 64,
     "target_top_share": 0.2,
@@ -186,7 +193,9 @@ def test_codes_that_are_drawn_from_the_prior(informative, found):
 @pytest.mark.parametrize(("mean", "spread", "found"), [(100, 5, 1), (-100, 5, 1), (100, 200, 0), (3, 1, 0)])
 def test_returns_as_they_are(mean, spread, found):
     run = run_with(advantage_mean=mean, advantage_std=spread)
-    assert len(returns_not_normalised(run)) == found
+    assert [f.alternatives != () for f in returns_not_normalised(run)] == [True] * found  # or weights of the examples
+    of_agent = changed(run, per_step={**run.per_step, "return": np.linspace(10.0, 10.1, 240)})
+    assert [f.alternatives for f in returns_not_normalised(of_agent)] == [()] * found
     better = changed(run, per_step={**run.per_step, "return": np.linspace(10.0, 100, 240)})
     assert returns_not_normalised(better) == []
 
@@ -216,7 +225,9 @@ PADDED = {"target_top": 3, "target_top_share": 0.7, "target_top_at_ends": 0.9, "
     ],
 )
 def test_padding(differs, found):
-    assert len(padding_in_loss(run_with(**{**PADDED, **differs}))) == found
+    told = padding_in_loss(run_with(**{**PADDED, **differs}))
+    is_text = "target_is_input" in differs
+    assert [f.alternatives == () for f in told] == [is_text] * found  # else it may be a state that lasts
 
 
 @pytest.mark.parametrize(("same", "top", "found"), [(1.0, 0.2, 1), (0.85, 0.2, 0), (1.0, 0.95, 0)])
@@ -703,6 +714,9 @@ def test_numbers_that_are_too_large(differs, found):
 CYCLE = np.arange(SAMPLES) % 5.0
 
 
+PLACES = np.where(np.arange(SAMPLES) < SAMPLES // 2, 16.0, 256.0)  # of rows in batches that grow: 0, 1, 2, ...
+
+
 @pytest.mark.parametrize(
     ("differs", "found"),
     [
@@ -716,6 +730,7 @@ CYCLE = np.arange(SAMPLES) % 5.0
         ({"passes": 7}, 0),  # a step is of several batches
         ({"predicted_mean": CYCLE + 0.01 * RNG.standard_normal(SAMPLES)}, 0),  # answered rightly, or the model's own
         ({"predicted_mean": np.roll(CYCLE, 1)}, 1),  # what the batch before asked for
+        ({"targets": PLACES, "target_mean": (PLACES - 1) / 2, "target_std": np.sqrt((PLACES**2 - 1) / 12)}, 0),
     ],
 )
 def test_rows_in_an_order(differs, found):

@@ -236,6 +236,22 @@ def test_the_loss_of_an_agent_whose_return_rises_has_not_diverged(name, ended, c
     assert (both["loss"] > 7) == (not count)
 
 
+@pytest.mark.parametrize(("first", "comes_again", "count"), [(0.04, True, 0), (0.04, False, 2), (0.09, False, 0)])
+def test_the_first_batch_of_a_run_that_began_trained_may_be_a_lucky_one(first, comes_again, count):
+    tuned = [trained(0.09, 0.08, seed) for seed in range(2)]
+    for history in tuned:
+        history.per_step["loss"][0] = first
+        history.per_step["loss"][30] = first if comes_again else 0.08
+    (both,) = compare(tuned, "loss").to_dict("records")
+    assert both["diverged"] == count
+
+
+def test_a_run_that_goes_on_from_another_did_not_begin_there():
+    on = [trained(0.01, 0.05, seed) for seed in range(2)]
+    moved = [replace(h, by_step=replace(h.by_step, step=h.step + 600)) for h in on]
+    assert [compare(each, "loss").to_dict("records")[0]["diverged"] for each in (on, moved)] == [2, 0]
+
+
 def test_a_held_out_loss_of_another_scale_says_nothing_of_how_it_began():
     (row_,) = compare([trained(4.0, 3.0, seed, held_out=100.0) for seed in range(2)], "val_loss").to_dict("records")
     assert (row_["val_loss"], row_["diverged"]) == (pytest.approx(300.0), 0)

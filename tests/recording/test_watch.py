@@ -551,6 +551,22 @@ def test_the_manifest_of_a_resumed_run_is_that_of_its_latest_attempt(tmp_path):
     assert run.attempt == 1
 
 
+def test_the_settings_of_a_checkpoint_are_those_of_the_run(tmp_path):
+    """Though the Watch was made before the optimizer was loaded."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watch(model, optimizer, tmp_path) as handle:
+        train(model, optimizer, 6)
+        saved = optimizer.state_dict(), handle.state_dict()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    with watch(model, optimizer, tmp_path) as handle:
+        optimizer.load_state_dict(saved[0])
+        handle.load_state_dict(saved[1])
+        train(model, optimizer, 6)
+    history = open_history(handle.dir)
+    assert {*history.total("lr")} == {history.run.optimizers[0]["settings"]["lr"]} == {0.1}
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
