@@ -12,7 +12,7 @@ import click
 
 from gradwatch.cli.options import Number, log_to_stdout
 from gradwatch.errors import RunError, require
-from gradwatch.sanitize import terminal
+from gradwatch.sanitize import public_uri, terminal
 
 if TYPE_CHECKING:
     from gradwatch.tracking.alerts import Alerts
@@ -81,8 +81,10 @@ def monitor(
         health, where = watcher.health, f" in {' and '.join(map(repr, experiments))}" if experiments else ""
         click.echo(terminal(f"{health.seen} watched runs{where}, {health.updated} brought up to date"))
         raise SystemExit(1 if health.errors or health.corrupt or health.not_notified or watcher.missing else 0)
+    served = f", its health at http://{address[0]}:{address[1]}/healthz" if address else ""
     if address:
         serve(watcher.health, *address)
+    click.echo(terminal(f"watching {public_uri(uri)} every {every:g} s{served}; Ctrl-C ends it"))
     watcher.follow()
 
 

@@ -86,7 +86,7 @@ class WeightWrites:
 
 class StepsElsewhere:
     """Tells once that the loop goes on, and the weights change, without a step that is seen: of another optimizer than
-    the watched one, such as one that is made anew.
+    the watched one, such as one that is made anew. What is logged from there on is left out.
     """
 
     def __init__(self, looking: Looking, least: int = 10, most: int = 8) -> None:
@@ -94,8 +94,8 @@ class StepsElsewhere:
         self._least, self._most = least, most  # times on end; weights whose counters are asked
         self._steps = self._writes = self._times = 0
 
-    def logged(self, steps: int, weights: Sequence[Tensor]) -> None:
-        """The loop has logged something, `steps` after the run began."""
+    def are_taken(self, steps: int, weights: Sequence[Tensor]) -> bool:
+        """Whether what the loop logs now, `steps` after the run began, is of no step that was seen."""
         now = sum(map(writes, weights[: self._most]))
         self._times = self._times + (now > self._writes) if steps == self._steps else 0
         self._steps, self._writes = steps, now
@@ -106,3 +106,4 @@ class StepsElsewhere:
                 f"it logs, and writes to the weights, without a step of the watched optimizer ({last}). Does it step "
                 "another one, made anew? Make the optimizer once, before watch(), or watch the new one too",
             )
+        return self._times >= self._least

@@ -111,8 +111,8 @@ class Watch:
         if self._closed:
             warn(f"watch.log({', '.join(values)}) after close(): nothing was recorded")
             return
-        self._recorder.log(itemized(loggable(values, self._recorder.logged, self._looking.miss)))
-        self._steps_elsewhere.logged(self._stepper.steps, self._stepper.layout.params)
+        if not self._steps_elsewhere.are_taken(self._stepper.steps, self._stepper.layout.params):
+            self._recorder.log(itemized(loggable(values, self._recorder.logged, self._looking.miss)))
         self._after()
 
     @untraced

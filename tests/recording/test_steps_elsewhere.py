@@ -28,9 +28,11 @@ def loop(tmp_path, first, later):
     with watch(model, optimizer, tmp_path) as handle:
         for _ in range(first):
             handle.log(loss=step(model, optimizer))
+        losses = []
         for _ in range(12):
-            handle.log(loss=later(model))
-    return handle
+            losses.append(later(model).item())
+            handle.log(loss=losses[-1])
+    return handle, losses
 
 
 @pytest.mark.parametrize(("first", "last"), [(6, "the last one was step 5"), (0, "there was none")])
@@ -39,9 +41,12 @@ def test_an_optimizer_that_is_made_anew_is_told_of_once(first, last, tmp_path):
         return step(model, torch.optim.Adam(model.parameters()))
 
     with pytest.warns(GradwatchWarning, match=SAID) as told:
-        handle = loop(tmp_path, first, anew)
+        handle, losses = loop(tmp_path, first, anew)
     assert [last in str(each.message) for each in told if SAID in str(each.message)] == [True]
-    assert len(open_history(handle.dir)) == 6 if first else True
+    if first:
+        history = open_history(handle.dir)
+        assert len(history) == 6
+        assert history.total("loss")[-1] == pytest.approx(losses[8])  # from the tenth on they are left out
 
 
 @pytest.mark.parametrize("writes", [0, 8])
