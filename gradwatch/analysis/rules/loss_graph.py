@@ -34,8 +34,6 @@ _OF_CHOICES = {
     "BinaryCrossEntropy", "BinaryCrossEntropyWithLogits",
 }  # fmt: skip
 
-from_graph = whole_run  # as `pairs` still calls it
-
 
 @dataclass(frozen=True)
 class Operation:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from gradwatch.analysis.rules.finding import Finding, either
-from gradwatch.analysis.rules.loss_graph import from_graph, paths
+from gradwatch.analysis.rules.finding import Finding, either, whole_run
+from gradwatch.analysis.rules.loss_graph import paths
 from gradwatch.analysis.rules.losses import has_rivals
-from gradwatch.analysis.rules.sampled_losses import ended, sampled
+from gradwatch.analysis.rules.sampled_losses import sampled
+from gradwatch.analysis.rules.series import late_median
 from gradwatch.formatting import percent
 from gradwatch.history import History
 
@@ -24,7 +25,7 @@ def views_identical(history: History, share: float = 0.99, least: int = 2) -> li
     fewest = float(alike.min())
     causes = ("one view was handed in twice", "what makes the views changes its input in place, so that both are one")
     return [
-        from_graph(
+        whole_run(
             history,
             "views-identical",
             "",
@@ -54,8 +55,8 @@ def representation_collapse(
     _, ways = sampled(history, "embeddings_alike")
     _, margins = sampled(history, "margins_alike")
     pulls = _is_only_pulled(history)
-    point = len(ways) >= least and ended(ways) >= (pulled if pulls else one_way)
-    lack = len(margins) >= least and ended(margins) >= one_margin and not has_rivals(history)
+    point = len(ways) >= least and late_median(ways) >= (pulled if pulls else one_way)
+    lack = len(margins) >= least and late_median(margins) >= one_margin and not has_rivals(history)
     if not point and not lack:
         return []
     causes, cure = _ONLY_PULLED if pulls else _HARDEST if len(margins) else _NOT_APART
@@ -63,13 +64,13 @@ def representation_collapse(
     if not point:
         what, seen, said = "margins_alike", margins, "are equally far from one another"
     return [
-        from_graph(
+        whole_run(
             history,
             "representation-collapse",
             "",
-            {what: ended(seen), "samples": len(seen)},
-            f"All examples have come to one embedding: they {said} ({percent(ended(seen))}), and nothing tells them "
-            f"apart. {causes[0] if pulls else either(causes)}",
+            {what: late_median(seen), "samples": len(seen)},
+            f"All examples have come to one embedding: they {said} ({percent(late_median(seen))}), and nothing tells "
+            f"them apart. {causes[0] if pulls else either(causes)}",
             cure,
             () if pulls else causes,
         )

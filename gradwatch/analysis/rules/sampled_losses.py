@@ -20,7 +20,6 @@ from gradwatch.storage.logged_names import is_loss, is_reward
 from gradwatch.table import IN_LOSS
 
 LEAST_SAMPLES = 8
-ended = late_median  # as `pairs` still calls it
 
 
 def sampled(history: History, *names: str) -> tuple[Floats, ...]:
