@@ -321,7 +321,9 @@ class LossGraph:
         return next(weights, named[0] if named else "")
 
     def _below(self, node: Node) -> str:
-        """The layer that is nearest below this operation: the weight, not a bias that is added to its product."""
+        """The layer of this operation, or nearest below: then the weight, not a bias that is added to its product."""
+        if own := self._own(node):
+            return own
         found = next(filter(None, map(self._own, islice(walk(node), NEAR_LAYER))), "")
         head, dot, last = found.rpartition(".")
         weight = f"{head}{dot}{last.replace('bias', 'weight')}"
