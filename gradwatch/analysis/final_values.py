@@ -121,7 +121,7 @@ def untrained(history: History, name: str) -> float:
     and more, as its values grow, and what they are off by.
     """
     held_out = is_loss(name) and not is_training_loss(name)
-    late = len(history) > 0 and history.step[0] > (history.run.source is not None)  # its first row is no beginning
+    late = len(history) > 0 and history.step[0] > (1 if history.run.source else 0)  # its first row is no beginning
     if not (held_out or _TRAINING.fullmatch(name)) or len(history.lane_rows()) != 1 or not len(history) or late:
         return float("nan")
     if any(_rises(history, other) for other in history.logged if is_reward(other) and not is_loss(other)):

@@ -136,7 +136,7 @@ def _replace(optimizer: Optimizer, name: str, value: Tensor | None) -> None:
 
 
 def restore(optimizer: Optimizer) -> None:
-    """Put back what the three above replaced, for the scaler to delete; harmless where they did nothing.
+    """Put back what `fold`, `leave_out` and `keep_scale_out` replaced, for the scaler to delete; harmless without any.
 
     What somebody else has set since, as a loss scaler does before each step, stays.
     """

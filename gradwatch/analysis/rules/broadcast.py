@@ -40,7 +40,7 @@ def shapes_broadcast(history: History) -> list[Finding]:
                 shapes = f"the ones are {[n, 1, *rest]}, the others {[n, *rest]}"
                 return [_found(history, layer, table, shapes, "predictions.squeeze(1), or targets.unsqueeze(1)")]
             one = sum(math.prod(each.shape) == 1 for each in path[:i])  # what is done to the mean itself tells nothing
-            above = {each.name.partition("/")[0] for each in path[max(0, one - 1) : i]}
+            above = {each.kind for each in path[max(0, one - 1) : i]}
             wanted = _TO_ONE if table.name == "Mul" else _TO_ONE | _OF_DIFFERENCES
             if not rest and before.shape in ((n, 1), (n,)) and above <= wanted:
                 column, row = ("predictions", "targets") if len(before.shape) > 1 else ("targets", "predictions")
@@ -60,7 +60,7 @@ def _mean_times_each(history: History, path: list[Operation], layer: str) -> lis
     for i, (product, mean) in enumerate(pairwise(path[:-1])):
         n = product.shape[0] if len(product.shape) == 1 else 0
         added_up = {each.name for each in path[:i]} <= _TO_ONE and all(math.prod(each.shape) == 1 for each in path[:i])
-        reduced = mean.name in ("Mean", "Sum") or mean.name.partition("/")[0] in _REDUCED
+        reduced = mean.name in ("Mean", "Sum") or mean.kind in _REDUCED
         if n < 2 or product.name != "Mul" or product.operands != 1 or not (added_up and reduced):
             continue
         if math.prod(mean.shape) == 1 and path[i + 2].shape[:1] == (n,):

@@ -45,6 +45,11 @@ class Operation:
     shape: tuple[int, ...]
     operands: int
 
+    @property
+    def kind(self) -> str:
+        """Its name without its reduction: `MseLoss` of `MseLoss/sum`."""
+        return self.name.partition("/")[0]
+
 
 def paths(history: History) -> Iterator[tuple[list[Operation], str]]:
     """The ways from the first losses down to weights, and the layer that each ends in."""
@@ -127,7 +132,7 @@ def is_of_log_probabilities(history: History) -> bool:
     if not found or any(len(part) == len(path) for part, path in zip(above, found, strict=True)):
         return False
     unscaled = (each for part in above for each in part if each.name not in ("Mul", "Div") or math.prod(each.shape) > 1)
-    return {each.name.partition("/")[0] for each in unscaled} <= _SAME_NUMBERS | _TO_A_SUM
+    return {each.kind for each in unscaled} <= _SAME_NUMBERS | _TO_A_SUM
 
 
 def is_entropy_of_two(history: History) -> bool:
@@ -151,7 +156,7 @@ def number_of_classes(history: History) -> int | None:
     sizes = {shape_in(row["shape"])[row["dim"]] for row in softmaxes} - {1}
     if softmaxes:
         return sizes.pop() if len(sizes) == 1 else None
-    losses = [{each.name.partition("/")[0] for each in path} for path, _ in paths(history)]
+    losses = [{each.kind for each in path} for path, _ in paths(history)]
     if losses and all(names & {"BinaryCrossEntropy", "BinaryCrossEntropyWithLogits"} for names in losses):
         return 2
     return 1 if losses and all(names & (NUMBERS | {"L1Loss"}) for names in losses) else None
@@ -161,7 +166,7 @@ def is_of_no_choice(history: History) -> bool:
     """Whether the graph shows losses, and none of classes: no softmax, no sigmoid and no exp is on the way to them, nor
     a function of the user's own.
     """
-    names = {each.name.partition("/")[0] for path, _ in paths(history) for each in path}
+    names = {each.kind for path, _ in paths(history) for each in path}
     return bool(names) and not names & _OF_CHOICES and not any(name.endswith("Function") for name in names)
 
 
@@ -227,7 +232,7 @@ def norm_over_too_few(history: History, most: int = 2, places: int = 64, outputs
     """
     for path, layer in paths(history):
         for above, below in pairwise(_changing(path)):
-            kind = _NORMS.get(below.name) if above.name.partition("/")[0] in NUMBERS else None
+            kind = _NORMS.get(below.name) if above.kind in NUMBERS else None
             if kind and below.shape[-1] <= outputs:
                 return [_outputs_normed(history, layer, below.shape[-1], kind)]
     for row in graph_rows(history, "group_norm"):
@@ -298,7 +303,7 @@ def graph_rows(history: History, what: str) -> Iterator[dict[str, Any]]:
 
 def neighbours(path: list[Operation]) -> Iterator[tuple[str, str]]:
     """Each operation and the next below it, but for those that leave the numbers as they are."""
-    yield from pairwise(each.name.partition("/")[0] for each in _changing(path))
+    yield from pairwise(each.kind for each in _changing(path))
 
 
 def _changing(path: list[Operation]) -> list[Operation]:

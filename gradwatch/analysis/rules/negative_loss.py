@@ -111,13 +111,13 @@ def _of_classes(history: History, name: str, values: Floats, near: float, close:
 def _of_probabilities(history: History) -> bool:
     """Whether the graph shows a loss that is minus the mean of what a sigmoid or a softmax gives out."""
     squashed = ({"Neg"}, {"Mean", "Sum"}, {"Sigmoid", "Softmax", "Gather"})
-    first = ([op.name.partition("/")[0] for op in path[:3]] for path, _ in paths(history))
+    first = ([op.kind for op in path[:3]] for path, _ in paths(history))
     return any(len(names) == 3 and all(n in of for n, of in zip(names, squashed, strict=True)) for names in first)
 
 
 def _may_be_of_logarithms(history: History) -> bool:
     """Whether the first losses are of logarithms, as the graph shows it, or it is not known of what they are."""
-    names = {each.name.partition("/")[0] for path, _ in paths(history) for each in path}
+    names = {each.kind for path, _ in paths(history) for each in path}
     return not names or any("Log" in name or "NllLoss" in name for name in names)
 
 

@@ -116,7 +116,7 @@ def words(history: History, went_first: str, after: str, last: str, following: s
             "which needs no scale.",
         )
     if went_first == "loss":
-        operations = {operation.name.partition("/")[0] for path, _ in paths(history) for operation in path}
+        operations = {operation.kind for path, _ in paths(history) for operation in path}
         casts = "ToCopy" in operations
         frames = _FRAMES if "CtcLoss" in operations or not operations else ""
         cast = "Autocast to float16: past 65504 it overflows in the forward pass; take bfloat16. " if casts else ""

@@ -84,7 +84,7 @@ def _is_only_pulled(history: History) -> bool:
     gradient, and nothing else: no other examples that they are compared with, no margin, no deviation.
     """
     for path, _ in paths(history):
-        names = [each.name.partition("/")[0] for each in path]
+        names = [each.kind for each in path]
         lengths = [at for at, name in enumerate(names) if name == "Div" and names[at - 1] in ("Mul", "MseLoss") and at]
         if lengths and path[lengths[0] - 1].operands == 2 and {*names[: lengths[0]]} <= _OF_A_MEAN:
             return True

@@ -88,7 +88,7 @@ def _is_own_likelihood(history: History) -> bool:
 
     So is a partial likelihood (Cox 1972), whose least is far above 0.
     """
-    every = [[each.name.partition("/")[0] for each in path] for path, _ in paths(history)]
+    every = [[each.kind for each in path] for path, _ in paths(history)]
     return any("Neg" in names[:3] and not any("Log" in name or "Nll" in name for name in names) for names in every)
 
 

@@ -120,7 +120,7 @@ def _put_back(history: History, share: float = 0.02, least: int = 5) -> list[Fin
     moves = largest_ratio(history)
     if not moves > _eps(history).max():
         return []  # a step is no longer than rounding: of weights that grew huge, what is left of it is chance
-    if all_learnt(history) or succeeds(history):
+    if succeeds(history):
         return []  # they rest at what was wanted, where a proximal step takes back each step; or averages are loaded
     long = moves > 5 * USUAL_RATIO[is_adaptive(history)] and not len(written_before(history))
     return [
