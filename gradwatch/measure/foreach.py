@@ -265,8 +265,8 @@ def _scale_each(layout: Layout, tensors: Sequence[Tensor], index: Sequence[int],
 
 
 def is_seen_to_be_one(coef: Tensor) -> bool:
-    """Whether `coef`, 0-d, is 1 and can be read for nothing: a multiplication by it changes nothing."""
-    return can_be_read(coef) and float(coef) == 1.0
+    """Whether `coef`, of one element, is 1 and can be read for nothing: a multiplication by it changes nothing."""
+    return can_be_read(coef) and coef.item() == 1
 
 
 def can_be_read(tensor: Tensor) -> bool:

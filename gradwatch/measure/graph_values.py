@@ -20,6 +20,7 @@ from torch import Tensor
 
 from gradwatch.measure import attention
 from gradwatch.measure.autograd import without_autograd
+from gradwatch.measure.foreach import is_seen_to_be_one
 from gradwatch.measure.graph_nodes import Node, hides_its_mask, is_plain, kept, mask_of, name_of, signed
 from gradwatch.measure.saturation import SIGMOID_ENDS, TANH_ENDS
 from gradwatch.table import IN_LOSS, LAYER_IN_LOSS
@@ -111,7 +112,7 @@ def factor_of_all(loss: Node) -> Tensor | None:
     """
     last = name_of(loss)
     found = factor(loss) if last in ("Mul", "Div") else None
-    if found is None or found.numel() != 1 or (found.device.type == "cpu" and found.item() == 1):
+    if found is None or found.numel() != 1 or is_seen_to_be_one(found):
         return None
     number = found.detach().reshape(()).float()
     return number.reciprocal() if last == "Div" else number.clone()
