@@ -5,7 +5,7 @@ Legend: T recorded steps, L layers, R rows of the layers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from html import escape
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch import table
-from gradwatch.table import EMPTY, SAMPLED, Table, concat_tables, is_logged, nanmean
+from gradwatch.table import EMPTY, SAMPLED, Table, is_logged, nanmean
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -95,6 +95,11 @@ class Run:
     def to_json(self) -> dict[str, Any]:
         """A dict that json can write."""
         return asdict(self)
+
+    def of_lane(self, name: str) -> Run:
+        """The same as a lane of this name is concerned: where parts share the run, with its own part's policies."""
+        own = [o for o in self.optimizers if "clip" in o and o.get("name") in name.split("+")]
+        return replace(self, clip=own[0]["clip"], renorm=own[0]["renorm"]) if own else self
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Run:
@@ -269,7 +274,8 @@ class History:
             trained = lane.values.get("nonfinite", np.zeros((0, len(self.layers))))
             here = np.flatnonzero(~np.isnan(trained).all(axis=0) | (idle & known))
             inside = self._sampled(lambda table: table.take(table.optimizer == name))  # noqa: B023
-            out[name] = replace(self, by_layer=lane.of_layers(here), by_step=self.by_step.take(at), **inside)
+            run, by_step = self.run.of_lane(name), self.by_step.take(at)
+            out[name] = replace(self, run=run, by_layer=lane.of_layers(here), by_step=by_step, **inside)
         return out
 
     @property
@@ -299,32 +305,3 @@ class History:
 
         def plot(self, *words: str) -> Any:
             """The charts of the run's report as Plotly figures."""
-
-
-def concat(parts: Iterable[History]) -> History:
-    """One History out of several of one Watch, by step; a step taken again in a later attempt replaces the earlier one.
-
-    Raises:
-        ValueError: there are no parts.
-    """
-    parts = list(parts)
-    if not parts:
-        raise ValueError("there is no History to join: at least one is needed")
-    problems = tuple(dict.fromkeys(text for p in parts for text in p.problems))
-    tables = concat_tables([p.by_layer for p in parts]), concat_tables([p.by_step for p in parts])
-    sampled = {name: concat_tables([getattr(p, name) for p in parts]) for name in SAMPLED}
-    return join(parts[-1].run, *tables, problems, **sampled)
-
-
-def join(run: Run, by_layer: Table, by_step: Table, problems: Sequence[str] = (), **sampled: Table) -> History:
-    """The History of these tables. Steps that only `by_layer` has get a row without values in `by_step`; where a
-    later attempt took them again, they go. So does what the `sampled` have of other steps or of an earlier attempt.
-    """
-    if (by_step.find(by_layer) < 0).any():
-        by_step = concat_tables([replace(by_layer, values={}, layers=()), by_step])
-        by_layer = by_layer.take(by_step.find(by_layer) >= 0)
-    for name, one in sampled.items():
-        if len(one):
-            at = by_step.find(one)
-            sampled[name] = one.take((at >= 0) & (by_step.attempt[at] == one.attempt))
-    return History(run, by_layer, by_step, tuple(problems), **sampled)

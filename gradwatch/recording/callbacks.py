@@ -16,12 +16,12 @@ from gradwatch.analysis.rules import diagnose, headline, verdict
 from gradwatch.analysis.rules.finding import RANK, Finding, Severity
 from gradwatch.analysis.rules.nonfinite import nonfinite
 from gradwatch.errors import TrainingHalted
-from gradwatch.history import concat
 from gradwatch.measure.distributed import rank, world_size
 from gradwatch.policies import Policy
 from gradwatch.recording import courier_process
 from gradwatch.sanitize import read_json
 from gradwatch.storage.folder import FINDINGS, read_manifest
+from gradwatch.storage.joining import concat
 from gradwatch.storage.lazy_block import LazyBlock
 from gradwatch.storage.run_state import run_state
 from gradwatch.storage.shared_folder import part_folders, read_whole

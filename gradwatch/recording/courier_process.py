@@ -73,9 +73,11 @@ class CourierProcess:
         if self._board is not None:
             self._board.restart_if_killed(folder, at_once)
 
-    def wait(self, folder: Path, steps: int, timeout: float | None = None, to: str = "") -> tuple[dict[str, Any], str]:
-        """The courier's cursor once all `steps` of the run are delivered, `timeout` seconds later at most, and in words
-        what is missing then, and where it will appear (`to`).
+    def wait(
+        self, folder: Path, steps: range, timeout: float | None = None, to: str = ""
+    ) -> tuple[dict[str, Any], str]:
+        """The courier's cursor once all `steps` of the run, by their numbers, are delivered, `timeout` seconds later at
+        most, and in words what is missing then, and where it will appear (`to`).
 
         By default it waits as long as is decent after a training of that length, and not at all for a courier that has
         not begun: one that is still importing MLflow, as after a training of a few seconds.
@@ -90,8 +92,8 @@ class CourierProcess:
         cursor = wait_delivered(folder, timeout, self.process)
         if cursor["done"]:
             return cursor, ""
-        due = int(cursor.get("next_step", 0))
-        missing = "the report is" if due >= steps else f"{steps - due:,} of {steps:,} steps are"
+        due = max(int(cursor.get("next_step", 0)), steps.start)
+        missing = "the report is" if due >= steps.stop else f"{steps.stop - due:,} of {len(steps):,} steps are"
         alone = f"the courier goes on by itself{f', to {to}' if to else ''}, and "
         goes_on = alone if self.process.poll() is None else ""
         return cursor, f"{missing} not in MLflow yet; {goes_on}gradwatch sync {folder} makes sure of it"

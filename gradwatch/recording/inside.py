@@ -34,6 +34,7 @@ from gradwatch.recording.micro_batches import MicroBatches
 from gradwatch.recording.modes import Mode
 from gradwatch.recording.modules import chosen, chosen_routers
 from gradwatch.recording.target_networks import TargetNetworks
+from gradwatch.recording.unheld import Unheld
 
 
 @dataclass(frozen=True)
@@ -145,16 +146,17 @@ def measured(
         logits = _logits(model, layout, part)
     weights = Weights(layout, renorm, settings.every, settings.slots, looking, settings.matrices, logits)
     trained = {key for optimizer in optimizers.values() for key in held(optimizer)}
-    copies = None
-    with looking.at("what copies are"):
-        copies = TargetNetworks(model, optimizers.values()) if layout.sharding is None else None
+    copies = unheld = None
+    if layout.sharding is None:  # else the gradients may lie elsewhere
+        with looking.at("what copies are"):
+            copies, unheld = TargetNetworks(model, optimizers.values()), Unheld(model, trained)
     looked_at = replace(
         _inside(model, settings, layout, part, looking),
         logits=logits,
         mode=Mode.of(model),
         at_rest=[p for p in model.parameters() if id(p) not in trained],
         loss_graphs=LossGraphs(looking),
-        loss_targets=LossTargets(settings.every, looking, copies),
+        loss_targets=LossTargets(settings.every, looking, copies, unheld),
     )
     return Clipper(layout, optimizers, clip, looked_at.histogram), weights, looked_at
 

@@ -17,6 +17,7 @@ from gradwatch.measure.writes import writes
 from gradwatch.recording import backward_calls
 from gradwatch.recording.hooks import is_captured, untraced
 from gradwatch.recording.target_networks import TargetNetworks
+from gradwatch.recording.unheld import Unheld
 from gradwatch.table import IN_LOSS
 
 Mark = tuple[int, int]
@@ -53,11 +54,17 @@ class LossTargets:
     that are as the last one, on a loss of the same kind and for the same weights: micro-batches that are thrown away.
     And the layers whose gradients nobody wrote to from the step before on, but backward: they were never cleared. And
     the passes of another model's loss, whose optimizer has stepped since, that are in the gradients of this one still.
-    And whether the `copies` of trained parts are what they were at first.
+    And whether the `copies` of trained parts are what they were at first, and gradients come to what is `unheld`.
     """
 
-    def __init__(self, every: int = 1, looking: Looking | None = None, copies: TargetNetworks | None = None) -> None:
-        self._every, self._looking, self._copies = every, looking or Looking(), copies
+    def __init__(
+        self,
+        every: int = 1,
+        looking: Looking | None = None,
+        copies: TargetNetworks | None = None,
+        unheld: Unheld | None = None,
+    ) -> None:
+        self._every, self._looking, self._copies, self._unheld = every, looking or Looking(), copies, unheld
         self.is_open = False  # whether it hears of the step that is to come
         self._heard = _Heard(to_look_at=0)
         self._layout: Layout | None = None
@@ -98,7 +105,8 @@ class LossTargets:
         how many backward passes were for nothing (`dropped`), of which share of these layers gradients were
         `never_cleared`, what `factor` of the loss is in them still, but for `clips` that the loop made of them
         all, of how many `passes` they are, and how many were `summed` whose losses have no factor; how many of
-        these are of a loss of another model's (`of_another`); and whether a copy has ever moved (`copy_moved`).
+        these are of a loss of another model's (`of_another`); whether a copy has ever moved (`copy_moved`); and to
+        which share of what no optimizer holds a gradient ever came (`unheld_reached`).
 
         No pass was for nothing where others are stepped by than backward left: gradients that were put together by
         hand, unless all that wrote to them is known to have `rescaled` them, a clip or a loss scaler. Nothing of a lane
@@ -122,6 +130,8 @@ class LossTargets:
         with self._looking.at("what copies are"):
             moved = None if self._copies is None else self._copies.moved()
             found |= {} if moved is None else {f"{IN_LOSS}copy_moved": moved}
+            reached = None if self._unheld is None else self._unheld.reached()
+            found |= {} if reached is None else {f"{IN_LOSS}unheld_reached": reached}
         if heard.passes:
             found[f"{IN_LOSS}passes"] = float(len(heard.passes))
         is_sum = heard.factor is None and heard.there == self._marks  # and nobody divides it, or clips it

@@ -167,7 +167,8 @@ class Watch:
         steps, run = self._stepper.steps, self._writer.run
         seen = steps > self._resumed_at
         self._say(outcome(run, steps, self._writer.lost, self.dir) if seen else nothing_seen(run, self.dir))
-        cursor, missing = self._courier.wait(self.dir, steps, timeout, mlflow_target.place(run.mlflow))
+        recorded, to = range(run.first_step or 0, steps), mlflow_target.place(run.mlflow)
+        cursor, missing = self._courier.wait(self.dir, recorded, timeout, to)
         self._say_url(cursor)
         self._say(missing)
         self._say(self._live.conclude(steps) if seen else "")

@@ -101,6 +101,7 @@ class RunSummary:
     median_left: float = float("nan")
     modules: tuple[ModuleSummary, ...] = ()  # whose activations were recorded
     rewinds: tuple[Rewound, ...] = ()
+    resumed: tuple[int, ...] = ()  # the steps with which it went on from a checkpoint
 
 
 def summarize(history: History, metrics: Sequence[str]) -> RunSummary:
@@ -120,6 +121,7 @@ def summarize(history: History, metrics: Sequence[str]) -> RunSummary:
         name=run.name,
         modules=module_summaries(history),
         rewinds=tuple(rewinds(history)),
+        resumed=_resumed(history),
         created=run.created,
         state=state(history),
         policy=policy_text(run),
@@ -155,6 +157,12 @@ def summarize(history: History, metrics: Sequence[str]) -> RunSummary:
         params=dict(run.params),
         source=run.source or "",
     )  # fmt: skip
+
+
+def _resumed(history: History) -> tuple[int, ...]:
+    """The first step of each attempt but the first, and that of a run whose steps before are in another one."""
+    later = history.step[1:][np.diff(history.attempt) > 0].tolist()
+    return tuple(dict.fromkeys([*([history.run.first_step] if history.run.first_step else []), *later]))
 
 
 def _lane(name: str, history: History) -> LaneSummary:

@@ -14,7 +14,7 @@ from gradwatch.analysis.rules.facts import LEAST_STEPS
 from gradwatch.analysis.rules.finding import RANK
 from gradwatch.analysis.suggest import Suggestion
 from gradwatch.analysis.whatif import CAVEAT, Outcome
-from gradwatch.formatting import counted, percent, quantity_text
+from gradwatch.formatting import counted, listed, percent, quantity_text
 from gradwatch.policies.grammar import is_call, members
 from gradwatch.report.model import LaneSummary, RunSummary
 from gradwatch.report.pages import address
@@ -175,6 +175,7 @@ def facts(run: RunSummary) -> list[tuple[str, str]]:
         *((("param groups", "; ".join(run.groups)),) if run.groups else ()),
         *((("set anew during the run", ", ".join(run.changes)),) if run.changes else ()),
         ("steps", _steps(run)),
+        *((("resumed", f"at step {listed([f'{step:,}' for step in run.resumed])}"),) if run.resumed else ()),
         ("layers", f"{len(run.layers):,} ({run.parameters:,} parameters)"),
         ("clip rate", _rates(run)),
         *_norms(run),

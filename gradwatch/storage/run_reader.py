@@ -12,10 +12,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from gradwatch.errors import RunError
-from gradwatch.history import History, join
+from gradwatch.history import History
 from gradwatch.sanitize import printable
 from gradwatch.storage.downsample import reduced
 from gradwatch.storage.folder import LOOKS, TABLES, Part, last_whole_part, links, list_tables, read_manifest
+from gradwatch.storage.joining import join
 from gradwatch.storage.parquet import count_values, joined, layers_blocks, limited, read_steps
 from gradwatch.table import SAMPLED, Table
 

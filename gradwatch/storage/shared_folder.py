@@ -233,8 +233,8 @@ def joint_run(facts: Mapping[str, Any], runs: Sequence[Run]) -> Run:
         created=facts["created"],
         part=None,
         layers=tuple(layer for run in runs for layer in run.layers),
-        optimizers=tuple(  # each part counts the columns of its learning rates from 0
-            optimizer if i else {**optimizer, "first_group": 0}
+        optimizers=tuple(  # each part counts the columns of its learning rates from 0, and has its own policies
+            {**optimizer, **({} if i else {"first_group": 0}), "clip": run.clip, "renorm": run.renorm}
             for run in runs
             for i, optimizer in enumerate(run.optimizers)
         ),

@@ -16,12 +16,13 @@ from typing import Any
 import numpy as np
 
 from gradwatch.errors import RunError
-from gradwatch.history import Run, concat
+from gradwatch.history import Run
 from gradwatch.sanitize import refuse_links
 from gradwatch.storage.answer import Answer
 from gradwatch.storage.compaction import Compactor
 from gradwatch.storage.encoding import write_part
 from gradwatch.storage.folder import ALL_TABLES, MANIFEST, TABLES, list_parts, now_iso, put, tidy, write_json
+from gradwatch.storage.joining import concat
 from gradwatch.storage.lazy_block import LazyBlock
 from gradwatch.storage.lock import Lock
 from gradwatch.table import SAMPLED

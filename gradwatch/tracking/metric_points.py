@@ -8,9 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gradwatch.history import History, Run, concat
+from gradwatch.history import History, Run
 from gradwatch.storage.delivery_cursor import Cursor
 from gradwatch.storage.folder import last_part
+from gradwatch.storage.joining import concat
 from gradwatch.storage.run_reader import read_run
 from gradwatch.tracking.clip_rates import Rates
 from gradwatch.tracking.metric_keys import MAX_POINTS, Nonfinite, Point, Window, batches, windows

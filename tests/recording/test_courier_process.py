@@ -72,8 +72,8 @@ def test_a_courier_that_ended_by_itself_is_not_replaced(tmp_path):
     courier.start(tmp_path)
     courier.restart_if_killed(tmp_path, at_once=True)
     assert len(ended) == 1
-    assert "gradwatch sync" in courier.wait(tmp_path, 5, 1.0)[1]
-    assert "goes on" not in courier.wait(tmp_path, 5, 1.0)[1]
+    assert "gradwatch sync" in courier.wait(tmp_path, range(5), 1.0)[1]
+    assert "goes on" not in courier.wait(tmp_path, range(5), 1.0)[1]
 
 
 def test_who_wants_no_courier_gets_none_and_waits_for_none(tmp_path, sent):
@@ -81,7 +81,7 @@ def test_who_wants_no_courier_gets_none_and_waits_for_none(tmp_path, sent):
     courier.start(tmp_path)
     courier.restart_if_killed(tmp_path, at_once=True)
     started = time.monotonic()
-    assert courier.wait(tmp_path, 5, 60.0) == ({}, "")
+    assert courier.wait(tmp_path, range(5), 60.0) == ({}, "")
     assert time.monotonic() - started < 30
     assert not sent.made
 
@@ -97,20 +97,21 @@ def looks(monkeypatch):
 def test_a_courier_that_is_still_importing_mlflow_is_not_waited_for(tmp_path, sent, looks):
     courier = CourierProcess(True, launch=sent)
     courier.start(tmp_path)
-    cursor, missing = courier.wait(tmp_path, 5, to="sqlite:///m.db, experiment mnist")
+    cursor, missing = courier.wait(tmp_path, range(5), to="sqlite:///m.db, experiment mnist")
     assert not looks
     assert not cursor["done"]
     assert missing == (
         "5 of 5 steps are not in MLflow yet; the courier goes on by itself, to sqlite:///m.db, experiment mnist, and "
         f"gradwatch sync {tmp_path} makes sure of it"
     )
+    assert courier.wait(tmp_path, range(300, 305))[1].startswith("5 of 5 steps")  # of a run that goes on from another
 
 
 def test_one_that_has_begun_is_waited_for(tmp_path, sent, looks, monkeypatch):
     courier = CourierProcess(True, launch=sent)
     courier.start(tmp_path)
     (tmp_path / "cursor.json").write_text("{}")  # nothing in it is no beginning either
-    courier.wait(tmp_path, 5)
+    courier.wait(tmp_path, range(5))
     assert not looks
     (tmp_path / "run.json").write_text('{"attempt": 0}')
     (tmp_path / "cursor.json").write_text('{"run_id": null}')
@@ -119,7 +120,7 @@ def test_one_that_has_begun_is_waited_for(tmp_path, sent, looks, monkeypatch):
         "sleep",
         lambda seconds: looks.append(seconds) or (tmp_path / "cursor.json").write_text('{"done": true}'),
     )
-    cursor, missing = courier.wait(tmp_path, 5)
+    cursor, missing = courier.wait(tmp_path, range(5))
     assert len(looks) == 1
     assert (cursor["done"], missing) == (True, "")
 

@@ -13,6 +13,7 @@ from gradwatch import GradwatchWarning, open_history
 from gradwatch.analysis.comparison import compare
 from gradwatch.analysis.final_values import diverged
 from gradwatch.analysis.rules import diagnose, verdict
+from gradwatch.analysis.suggest import suggest
 from gradwatch.report import build_report, render_html, write_overview
 from gradwatch.report.downsample import heatmap
 from gradwatch.report.run_charts import clip_charts, logged_charts, norm_chart
@@ -66,6 +67,15 @@ def test_a_loss_that_another_part_drives_up_is_no_explosion(tmp_path):
     assert verdict(rising(make_history(steps=200))).startswith("lr-too-high at step")  # of a run without rivals it is
     alone = gan(tmp_path, rising(make_history(steps=200)), make_history(steps=200, logged=()), "pipeline")
     assert verdict(alone).startswith("lr-too-high at step")  # nor has a pipeline any, whose last stage alone has a loss
+
+
+def test_each_part_is_judged_by_its_own_policy(tmp_path):
+    history = gan(tmp_path)
+    assert {name: lane.run.clip for name, lane in history.lanes().items()} == {"D": None, "G": make_history().run.clip}
+    assert [(s.optimizer, s.policy[:16], s.reasons[0][:4]) for s in suggest(history, [])] == [
+        ("D", "ClipByGlobalNorm", "Noth"),
+        ("G", "", "Keep"),
+    ]
 
 
 def test_a_dying_part_is_not_hidden_by_the_living_layers_of_another(tmp_path):

@@ -316,6 +316,16 @@ def test_the_title_of_what_was_logged_says_how_it_ended():
     assert {t for t in made if t.startswith("lr")} == {"lr: 1 at first, 0 at the end"}
 
 
+def test_a_run_that_was_resumed_says_with_which_steps():
+    history = make_history(steps=40)
+    attempt = np.repeat([0, 1, 2], [10, 20, 10])
+    later = replace(history, by_step=replace(history.by_step, attempt=attempt))
+    assert ("resumed", "at step 10, 30") in facts(summarize(later, []))
+    apart = replace(history, run=replace(history.run, first_step=300))
+    assert ("resumed", "at step 300") in facts(summarize(apart, []))
+    assert "resumed" not in dict(facts(summarize(history, [])))
+
+
 def test_nothing_to_report_is_an_error():
     with pytest.raises(RunError, match="no steps are recorded: mlp"):
         build_report([make_history(steps=3).slice(0, 0)])

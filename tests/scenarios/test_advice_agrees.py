@@ -15,7 +15,9 @@ import pytest
 
 from gradwatch.analysis.rules.facts import GUARD
 from gradwatch.analysis.rules.guard import USUAL
+from gradwatch.launcher.cures import applied
 from gradwatch.open_run import open_history
+from gradwatch.policies.intervention import Intervention
 from gradwatch.report import build_report
 
 # Of the same disease with three seeds one.
@@ -88,6 +90,17 @@ def test_no_clip_is_suggested_where_a_finding_says_that_clipping_does_not_help(p
     refused = {name for name, run in pages.items() if any(NO_CLIP.search(f.cure) for f in all_of(run.findings))}
     assert refused
     assert [name for name in refused if any(one.policy for one in pages[name].suggestions)] == []
+
+
+@pytest.mark.slow
+def test_every_cure_can_be_given_to_the_script(pages):
+    named = set()
+    for finding in all_of(root for run in pages.values() for root in run.findings):
+        for text in finding.tries:
+            assert GUARD not in text
+            applied(Intervention(), text)
+            named.add(finding.rule)
+    assert {"exploding", "lr-too-high", "update-too-large", "spike", "nonfinite", "clip-is-your-learning-rate"} <= named
 
 
 LOWER, RAISE = re.compile(r"\b[Ll]ower (?:the )?learning rate"), re.compile(r"\b(?:[Rr]aise the|higher) learning rate")

@@ -4,10 +4,11 @@ import diseases
 import numpy as np
 import pytest
 import step_diseases
+import target_diseases
 from healthy import RECIPES
 from recordings import FOLDER, Recorded, recorded
 
-READ = {module: Recorded(module) for module in (diseases, step_diseases)}
+READ = {module: Recorded(module) for module in (diseases, step_diseases, target_diseases)}
 
 
 @pytest.mark.slow
@@ -26,6 +27,14 @@ READ = {module: Recorded(module) for module in (diseases, step_diseases)}
         (step_diseases, "throttled", {"own": True}),
         (step_diseases, "tight_norm", {}),  # a constraint
         (step_diseases, "frozen_body", {}),
+        (target_diseases, "shuffled_apart", {}),
+        (target_diseases, "behind_a_sigmoid", {}),
+        (target_diseases, "squashed_twice", {}),
+        (target_diseases, "read_ahead", {}),
+        (target_diseases, "far_codes", {}),
+        (target_diseases, "summed_divergence", {}),
+        (target_diseases, "paid_in_hundreds", {}),
+        (target_diseases, "never_updated", {}),
         (RECIPES, "rnn-clipped-sgd", {}),
         (RECIPES, "mlp-accumulation", {}),
     ],

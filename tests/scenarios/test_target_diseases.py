@@ -59,8 +59,8 @@ from gradwatch.analysis.rules import diagnose
     ],
 )
 def test_it_is_the_root_and_the_twin_is_healthy(train, rule, words, tmp_path):
+    train = getattr(Recorded(inspect.getmodule(train)), train.__name__)
     found = diagnose(train(tmp_path / "sick"))
     assert serious(found)[:1] == [rule]
     assert words in found[0].cause
-    well = getattr(Recorded(inspect.getmodule(train)), train.__name__)
-    assert serious(diagnose(well(tmp_path / "well", sick=False))) == []
+    assert serious(diagnose(train(tmp_path / "well", sick=False))) == []

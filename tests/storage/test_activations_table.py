@@ -7,9 +7,9 @@ import pandas as pd
 import pytest
 from make_run import as_block, make_history
 
-from gradwatch.history import concat
 from gradwatch.storage.compaction import Compactor, due
 from gradwatch.storage.folder import FAN_IN, list_parts, tidy
+from gradwatch.storage.joining import concat
 from gradwatch.storage.run_reader import read_run
 from gradwatch.storage.writer import RunWriter
 from gradwatch.table import EMPTY, Table

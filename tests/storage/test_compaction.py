@@ -22,7 +22,6 @@ from gradwatch.analysis.rules import diagnose
 from gradwatch.analysis.rules.clipping import clip_inert
 from gradwatch.analysis.rules.dead_layers import dead_layer
 from gradwatch.analysis.whatif import what_if
-from gradwatch.history import concat
 from gradwatch.report import build_report, render_html
 from gradwatch.report.run_charts import norm_chart
 from gradwatch.report.text import render_json, render_markdown
@@ -30,6 +29,7 @@ from gradwatch.storage import compaction, downsample
 from gradwatch.storage.compaction import Compactor, due, merge
 from gradwatch.storage.encoding import wide_table
 from gradwatch.storage.folder import Part, create_folder, is_closed, list_parts
+from gradwatch.storage.joining import concat
 from gradwatch.storage.parquet import _tile
 from gradwatch.storage.run_reader import read_run
 from gradwatch.storage.shared_folder import read_whole

@@ -10,12 +10,12 @@ from make_run import as_block, changed, make_history, make_run, same, write_part
 
 from gradwatch import RunError, open_history
 from gradwatch.analysis.rules import diagnose
-from gradwatch.history import concat
 from gradwatch.report import build_report
 from gradwatch.report.text import render_json
 from gradwatch.storage import writer as writing
 from gradwatch.storage.compaction import merge
 from gradwatch.storage.folder import create_folder, list_parts
+from gradwatch.storage.joining import concat
 from gradwatch.storage.run_reader import read_run
 from gradwatch.storage.writer import RunWriter
 

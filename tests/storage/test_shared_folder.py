@@ -14,9 +14,9 @@ from training import mlp, train, watch
 
 import gradwatch
 from gradwatch import RunError, WatchError, open_history
-from gradwatch.history import concat
 from gradwatch.open_run import open_histories
 from gradwatch.storage.folder import create_folder, list_parts, write_json
+from gradwatch.storage.joining import concat
 from gradwatch.storage.run_reader import read_run
 from gradwatch.storage.shared_folder import joint_run, joint_status, part_folders, run_folders
 from gradwatch.storage.writer import RunWriter

@@ -121,7 +121,8 @@ def write_shared(parent, name="gan", **parts):
     """A run of several parts out of synthetic histories: `part=history`; returns its folder."""
     shared = create_shared(parent, name)
     for part, history in parts.items():
-        run = replace(history.run, name=f"{name}/{part}", part=part)
+        optimizers = tuple({**optimizer, "name": part} for optimizer in history.run.optimizers)
+        run = replace(history.run, name=f"{name}/{part}", part=part, optimizers=optimizers)
         writer = RunWriter(create_part(shared, read_facts(shared), part), run, flush_seconds=0.01)
         layers = tuple(f"{part}.{layer}" for layer in history.layers)
         run = replace(run, layers=tuple(replace(a, name=b) for a, b in zip(run.layers, layers, strict=True)))

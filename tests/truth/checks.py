@@ -12,7 +12,7 @@ import oracle
 import torch
 from attach import Halve
 
-from gradwatch.history import concat
+from gradwatch.storage.joining import concat
 
 FLOAT32 = float(np.finfo(np.float32).eps)  # the record is kept in float32
 DOUBLE = 1e-12

@@ -9,7 +9,7 @@ from attach import attach
 from torch import nn
 
 from gradwatch import clip_grads_, global_norm
-from gradwatch.history import concat
+from gradwatch.storage.joining import concat
 
 MATRIX = "test_every_number_is_the_oracles_and_no_policy_leaves_no_trace"
 TRAPS = {

@@ -21,7 +21,7 @@ from attach import attach
 from torch import nn
 
 from gradwatch.errors import GradwatchWarning
-from gradwatch.history import concat
+from gradwatch.storage.joining import concat
 
 STEPS, MAX_NORM = 6, 0.05
 Made = tuple[nn.Module, Any, Callable[[torch.Tensor], None]]  # model, optimizer, what stands for loss.backward()

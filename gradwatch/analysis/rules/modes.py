@@ -37,7 +37,9 @@ def left_in_eval(history: History, min_steps: int = 20) -> list[Finding]:
     step = int(history.step[since])
     what = " and ".join([*(["its dropout is off"] if _drops(history) else []), *([_OF_NORMS] if norms else [])])
     when = f"From step {step} on" if since else "In all steps"
-    why = " Most likely model.eval() was called for an evaluation, and model.train() not after it." if since else ""
+    causes = _SWITCHED_OFF if since and not norms else ()
+    forgotten = "Most likely model.eval() was called for an evaluation, and model.train() not after it."
+    why = f" {either(causes) if causes else forgotten}" if since else ""
     says = f" These are {_FRESH}, and no batch changes them." if norms and fresh and not since else ""
     return [
         Finding(
@@ -49,8 +51,15 @@ def left_in_eval(history: History, min_steps: int = 20) -> list[Finding]:
             {"steps_in_eval_mode": len(history) - since, "of": len(history), "batch_norms": len(norms)},
             f"{when} the model was in eval mode as it was trained: {what}.{why}{says}",
             "Call model.train() at the head of the loop that trains, and again after each evaluation.",
+            alternatives=causes,
         )
     ]
+
+
+_SWITCHED_OFF = (
+    "model.eval() was called for an evaluation, and model.train() not after it",
+    "the dropout is switched off for the rest on purpose",
+)
 
 
 def dropout_too_strong(history: History, most: float = 0.75) -> list[Finding]:

@@ -19,6 +19,7 @@ def not_in_optimizer(history: History, least: int = 8) -> list[Finding]:
     Each is named in one lane only, that of the optimizer whose model it belongs to. Not said where no layer had a
     gradient in any step, unless all that the optimizer holds is frozen. Of a copy of a part that is trained, as a
     target network is (`copy_moved`), nothing is said if it ever moved; if it never did, that it is `weights-unchanged`.
+    Where no gradient came to any of them in `least` samples (`unheld_reached`): a note.
     Source: the parameters of `torch.optim.Optimizer`: what is not handed over is never updated.
     """
     frozen = all(layer.frozen for layer in history.run.layers if layer.name in history.layers)
@@ -29,6 +30,9 @@ def not_in_optimizer(history: History, least: int = 8) -> list[Finding]:
     found = [_never_follows(history, copies)] if copies and len(moved) >= least and not moved.any() else []
     if not layers:
         return found
+    _, reached = sampled(history, "unheld_reached")
+    if len(reached) >= least and not reached.any():
+        return [*found, _without_gradient(history, layers)]
     return [
         *found,
         whole_run(
@@ -43,6 +47,27 @@ def not_in_optimizer(history: History, least: int = 8) -> list[Finding]:
             "which also saves their backward pass.",
         ),
     ]
+
+
+_WITHOUT_GRADIENT = (
+    "they are meant to rest, as a teacher, or a body below a head that is trained, or are not used",
+    "what they compute was meant to be trained too, and runs under torch.no_grad(), or is detached",
+)
+
+
+def _without_gradient(history: History, layers: tuple[str, ...]) -> Finding:
+    return whole_run(
+        history,
+        "not-in-optimizer",
+        layers,
+        {"layers": len(layers)},
+        "These parameters ask for gradients, no gradient came to them, and no optimizer of this Watch has them. "
+        f"{either(_WITHOUT_GRADIENT)}",
+        "If they are meant to rest, say so with requires_grad_(False). If not, take no_grad() or detach() away, and "
+        "give them to the optimizer.",
+        _WITHOUT_GRADIENT,
+        severity="note",
+    )
 
 
 def _copies(history: History, layers: tuple[str, ...]) -> tuple[str, ...]:

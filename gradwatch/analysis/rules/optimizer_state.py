@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch.analysis.rules.facts import is_adaptive, middle, optimizer_kind, settings
-from gradwatch.analysis.rules.finding import Evidence, Finding, Severity
+from gradwatch.analysis.rules.finding import Evidence, Finding, Severity, either
 from gradwatch.analysis.rules.progress import loss_progress
 from gradwatch.analysis.rules.series import OF_MEDIAN
 from gradwatch.history import History
@@ -40,6 +40,7 @@ def optimizer_state_lost(history: History, width: int = 10, sigmas: float = 4.0)
     evidence: Evidence = {"times": len(rows), "resumed": len(resumed)}
     if np.isfinite(errors):
         evidence["loss_rose_by_errors"] = errors
+    causes = () if resumed else _MEANT
     said = f"{optimizer_kind(history)} had no state at {'step' if len(rows) == 1 else 'steps'} {shown}, although it "
     said += "had taken steps before: its moments began anew."
     if resumed:
@@ -49,6 +50,7 @@ def optimizer_state_lost(history: History, width: int = 10, sigmas: float = 4.0)
     if empty:
         hold = "1 step" if empty == 1 else f"{empty:g} steps"
         said += f" They never hold more than {hold}, where they are meant to hold {_memory(history):g}."
+    said += f" {either(causes)}" if causes else ""
     return [
         Finding(
             "optimizer-state-lost",
@@ -61,8 +63,15 @@ def optimizer_state_lost(history: History, width: int = 10, sigmas: float = 4.0)
             "Save optimizer.state_dict() (and the scheduler's) beside the weights, and load it into the optimizer "
             "before the first step. Make the optimizer once, before the loop; where it has to begin anew, warm the "
             "rate up again.",
+            alternatives=causes,
         )
     ]
+
+
+_MEANT = (
+    "the optimizer is made anew inside the loop",
+    "it is meant to begin anew, with another task, or with each client of a round, whose loss is another too",
+)
 
 
 def _keeps_state(history: History) -> bool:

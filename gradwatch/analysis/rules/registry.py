@@ -285,7 +285,7 @@ def _follows(finding: Finding, other: Finding) -> bool:
         last = (finding.first_step + finding.last_step) // 2
     idle = other.rule == "dead-layer" and other.severity == "note"  # it harms nothing
     idle |= finding.rule in _OF_THE_RUN and passed and "left" not in finding.evidence
-    idle |= other.rule == "not-in-optimizer" and finding.severity == "note"  # of layers that one holds
+    idle |= other.rule == "not-in-optimizer" and "note" in (finding.severity, other.severity)  # of others, or of none
     goes_on = finding.rule in _OF_THE_RUN and other.rule == "lr-too-high" and other.severity != "note"
     lasts = goes_on or other.last_step >= last  # steps as long go on behind the throw
     return finding.rule in CONSEQUENCES.get(other.rule, ()) and lasts and not idle
