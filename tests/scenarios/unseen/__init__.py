@@ -13,8 +13,8 @@ is recorded, as their authors think, paired with tasks by lot; `searched`, of ea
 first thread with a cause that a search gave, whatever stood in a group before; `taught`, drawn by lot from all mistakes
 that published guides warn of; `closed`, drawn by lot from causes that were found in closed issues of many libraries;
 and, the latest, `listed`, `recalled`, `remembered`, `known`, `familiar`, `everyday`, `usual`, `regular`, `habitual`,
-`ordinary`, `routine` and `standard`, drawn by lot from 40 mistakes each that their authors had listed from memory. The
-next have to be written first. `unseen.every` imports every one.
+`ordinary`, `routine`, `standard` and `general`, drawn by lot from 40 mistakes each that their authors had listed from
+memory. The next have to be written first. `unseen.every` imports every one.
 """
 
 from __future__ import annotations
@@ -127,6 +127,7 @@ UNNAMED = (
     "brought", "raised", "gathered", "collected", "picked", "noted", "traced", "shared", "quoted", "pooled", "searched",
     "taught", "closed", "listed", "recalled", "remembered", "known", "familiar",
     "everyday", "usual", "regular", "habitual", "ordinary", "routine", "standard",
+    "general",
 )  # fmt: skip
 
 
