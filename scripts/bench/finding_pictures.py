@@ -48,13 +48,17 @@ TOTALS = {"clip-inert", "clip-is-your-learning-rate", "clip-over-muon", "double-
 def draw(rule: str) -> None:
     """One picture: per-layer norms above, the loss below; the finding's steps are shaded."""
     figure, axes = plt.subplots(2, 2, figsize=(9, 4.2), sharey="row", sharex="col", height_ratios=(2, 1))
+    part = ""
     for column, (title, train) in enumerate(TWINS[rule]):
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             history = train(Path(folder))
         found = [f for root in diagnose(history) for f in (root, *root.consequences)]
+        found = [f for f in found if f.rule == rule]
+        part = part or next((f.optimizer for f in found), "")  # of a run of several, the one that it is said of
+        history = history.lanes().get(part, history)
         quantity = SHOWN.get(rule, "grad_norm")
         history = as_layers(history, quantity) if quantity in history.activations.values else history
-        panel(axes[0, column], axes[1, column], history, quantity, rule in TOTALS, [f for f in found if f.rule == rule])
+        panel(axes[0, column], axes[1, column], history, quantity, rule in TOTALS, found)
         axes[0, column].set_title(title, fontsize=10, loc="left")
     axes[0, 0].set_ylabel("total grad_norm" if rule in TOTALS else quantity)
     axes[1, 0].set_ylabel("loss")
@@ -84,7 +88,7 @@ def panel(above: Any, loss: Any, history: History, quantity: str, total: bool, f
         above.plot(history.step, history.total("clipped_norm"), color="#d62246", lw=1, ls="--")
     bad = history.step[history.total("nonfinite") > 0]
     above.plot(bad, np.full(len(bad), 0.97), "x", ms=3, color="#d62246", transform=above.get_xaxis_transform())
-    values = history.total("loss")
+    values = history.total(next((name for name in history.logged if name == f"loss/{history.optimizer[0]}"), "loss"))
     loss.plot(history.step, values, color="#3c434d", lw=1)
     above.set_yscale("linear" if straight else "log")
     positive = np.nanmin(values) > 0 and loss.get_yscale() != "symlog"  # the twins share the axis

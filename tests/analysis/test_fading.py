@@ -14,8 +14,8 @@ from gradwatch.analysis.rules.initialisation import bad_initialisation
 from gradwatch.analysis.rules.no_gradient import no_gradient
 from gradwatch.analysis.rules.no_progress import no_progress
 from gradwatch.analysis.rules.outputs import activation_on_logits, softmax_twice
-from gradwatch.analysis.rules.registry import group
 from gradwatch.analysis.rules.rivals import generator_starves
+from gradwatch.analysis.rules.roots import group
 from gradwatch.analysis.rules.small_updates import update_too_small
 
 STEPS = 400

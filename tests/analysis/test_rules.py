@@ -17,7 +17,7 @@ from gradwatch.analysis.rules.depth import imbalance
 from gradwatch.analysis.rules.gradient_scale import gradients_accumulate
 from gradwatch.analysis.rules.gradients import exploding
 from gradwatch.analysis.rules.nonfinite import nonfinite
-from gradwatch.analysis.rules.registry import group
+from gradwatch.analysis.rules.roots import group
 from gradwatch.analysis.rules.vanishing import vanishing
 from gradwatch.analysis.rules.vanishing_causes import remedies
 from gradwatch.analysis.rules.weight_growth import renorm_binds

@@ -24,10 +24,10 @@ def test_what_is_proven_is_so_by_laplaces_rule():
     assert {rule for rule in TRACK_RECORD if is_proven(rule)} == {
         "accumulation-not-averaged", "activation-on-logits", "attention-collapsed", "axes-mixed",
         "bad-initialisation", "clip-before-unscale", "future-seen", "gradients-accumulate", "inputs-not-normalised",
-        "left-in-eval", "nonfinite", "norm-over-too-few", "norm-statistics", "not-in-optimizer",
+        "left-in-eval", "mask-inverted", "nonfinite", "norm-over-too-few", "norm-statistics", "not-in-optimizer",
         "optimizer-state-lost", "padding-in-loss", "policy-loss-trains-critic", "returns-not-normalised",
         "schedule-too-short", "shapes-broadcast", "softmax-twice", "targets-not-normalised", "targets-out-of-range",
-        "warmup-too-long", "weight-decay-too-strong", "weights-unchanged",
+        "update-too-small", "warmup-too-long", "weight-decay-too-strong", "weights-unchanged",
     }  # fmt: skip
     assert not is_proven("never-seen")
 

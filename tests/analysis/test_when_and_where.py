@@ -13,7 +13,7 @@ from gradwatch.analysis.rules.initialisation import bad_initialisation
 from gradwatch.analysis.rules.inputs import inputs_not_normalised
 from gradwatch.analysis.rules.long_steps import lr_too_high
 from gradwatch.analysis.rules.no_progress import no_progress
-from gradwatch.analysis.rules.registry import group
+from gradwatch.analysis.rules.roots import group
 from gradwatch.analysis.rules.small_updates import update_too_small
 from gradwatch.analysis.rules.spikes import spike
 from gradwatch.analysis.rules.unchanged import weights_unchanged

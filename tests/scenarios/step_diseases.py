@@ -463,6 +463,33 @@ def starving_generator(folder, sick=True, steps=300):
     return gradwatch.open_history(w_make.dir)
 
 
+def maker_that_moves_its_judge(folder, sick=True, steps=300):
+    """A generator whose optimizer also holds the judge, which so learns to be deceived (the twin: it holds its own)."""
+    torch.manual_seed(SEED[0])
+    make = nn.Sequential(nn.Linear(6, 32), nn.ReLU(), nn.Linear(32, 2))
+    judge = nn.Sequential(nn.Linear(2, 32), nn.LeakyReLU(0.2), nn.Linear(32, 1))
+    of_make = optim.Adam([*make.parameters(), *(judge.parameters() if sick else ())], 2e-3, betas=(0.5, 0.999))
+    of_judge = optim.Adam(judge.parameters(), 2e-3, betas=(0.5, 0.999))
+    options = {"log": None, "dir": folder, "verbose": False}
+    w_judge = gradwatch.watch(judge, of_judge, name="D", **options)
+    w_make = gradwatch.watch(make, of_make, name="G", run=w_judge, **options)
+    with w_judge, w_make:
+        for _ in range(steps):
+            angle = 6.283 * torch.rand(64, 1)
+            real, fake = torch.cat([angle.cos(), angle.sin()], 1), make(torch.randn(64, 6))
+            loss = F.softplus(-judge(real)).mean() + F.softplus(judge(fake.detach())).mean()
+            of_judge.zero_grad()
+            loss.backward()
+            of_judge.step()
+            w_judge.log(loss=loss)
+            loss = F.softplus(-judge(fake)).mean()
+            of_make.zero_grad()
+            loss.backward()
+            of_make.step()
+            w_make.log(loss=loss)
+    return gradwatch.open_history(w_make.dir.parent)
+
+
 def body_left_frozen(folder, sick=True):
     """A network whose body was never trained, and is frozen (the twin's is not)."""
     net = mlp()

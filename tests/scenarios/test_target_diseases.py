@@ -53,6 +53,7 @@ from gradwatch.analysis.rules import diagnose
         (t.means_alone, "no-progress", "their mean would do as well"),
         (t.head_that_climbs, "wrong-sign", "Param group 1 has maximize=True"),
         (t.prices, "targets-not-normalised", "The targets are 39"),
+        (s.maker_that_moves_its_judge, "optimizer-holds-both-networks", "The optimizer of G also holds 4 layers of D"),
         (s.loaded_back, "weights-reset", "most of what was learnt since the last time is gone"),
         (s.clipped_before, "clip-without-gradient", "The loop's clip to 0.1 comes before backward()"),
         (s.clipped_late, "clip-after-step", "The loop's clip to 0.1 comes behind optimizer.step()"),

@@ -11,7 +11,7 @@ from trainings import one, serious
 from gradwatch import open_history
 from gradwatch.analysis.rules import Finding, diagnose
 from gradwatch.analysis.rules.gradient_scale import scaled_gradients
-from gradwatch.analysis.rules.registry import group
+from gradwatch.analysis.rules.roots import group
 from gradwatch.analysis.suggest import suggest
 
 d = Recorded(two_causes)

@@ -182,7 +182,6 @@ WANTED = {  # what no finding is called yet, and an expert would say
     "norm-statistics-stale",
     "not-in-the-optimizer",
     "only-padding-in-loss",
-    "optimizer-holds-both-networks",
     "optimizer-never-stepped",
     "optimizer-steps-twice",
     "optimizer-unsuited",

@@ -27,7 +27,7 @@ from gradwatch.analysis.rules.losses import (
 )
 from gradwatch.analysis.rules.nonfinite import growth_before
 from gradwatch.analysis.rules.once import once
-from gradwatch.analysis.rules.sampled_losses import grows_harder
+from gradwatch.analysis.rules.sampled_losses import grows_harder, own_targets_move
 from gradwatch.analysis.rules.schedule import goes_astray, raised_before
 from gradwatch.analysis.rules.small_updates import far_targets
 from gradwatch.analysis.rules.step_length import first_ratio, lengthened, lowered
@@ -51,8 +51,8 @@ def exploding(
     gives no alarm; nor does a norm that grows with weights that begin next to 0. A loss without a scale
     (`scaled_losses`) is not asked. Where other parts of the run log losses too they may train against each other: a
     loss that does not fall is no sign. A warning where nothing but the loss rose, by usual steps, to less than `far`
-    times its start: targets of values that are learnt from themselves grow so; nothing where what is asked for
-    `grows_harder`.
+    times its start: targets of values that are learnt from themselves grow so; nothing where these are seen to
+    (`own_targets_move`), or what is asked for `grows_harder`.
 
     `along` says how the gradient grows: over the `steps`, along the `depth` (the norms rise from the last layer to the
     first, in the first step already) or along `time` (recurrent weights have three quarters of the squared norm in the
@@ -77,7 +77,7 @@ def exploding(
             mild = "lowest" in evidence and largest_ratio(history) < USUAL_RATIO[is_adaptive(history)]
             known = values[np.isfinite(values)]  # it may be logged now and then
             mild &= bool(np.median(known[-width:]) < far * np.median(known[:width]))
-            if mild and grows_harder(history):
+            if mild and (grows_harder(history) or own_targets_move(history)):
                 continue
             return [replace(found, severity="warning") if mild else found]
     for name in [] if alone else training_losses(history):

@@ -33,6 +33,7 @@ def accumulation_not_averaged(history: History, least: int = 4) -> list[Finding]
             long,
             rule="accumulation-not-averaged",
             layers=(),
+            first_step=int(history.step[0]),  # the sum is there from the first step on
             evidence={**long.evidence, "passes_summed": passes},
             cause=f"Each step is that of the sum of {parts} backward passes, whose losses are not divided: {parts} "
             f"times as long as that of their mean. {long.cause}",

@@ -19,6 +19,7 @@ from gradwatch.analysis.rules.advantages import (
 )
 from gradwatch.analysis.rules.attention import attention_collapsed, attention_logits_grow
 from gradwatch.analysis.rules.axes_mixed import axes_mixed
+from gradwatch.analysis.rules.both_networks import optimizer_holds_both_networks
 from gradwatch.analysis.rules.bounded_logits import logits_bounded
 from gradwatch.analysis.rules.broadcast import shapes_broadcast
 from gradwatch.analysis.rules.by_heart import labels_do_not_fit_inputs
@@ -30,7 +31,6 @@ from gradwatch.analysis.rules.clipping import (
     policy_never_acts,
 )
 from gradwatch.analysis.rules.codebook import codebook_collapse
-from gradwatch.analysis.rules.consequences import CONSEQUENCES
 from gradwatch.analysis.rules.dead_layers import dead_layer
 from gradwatch.analysis.rules.depth import imbalance
 from gradwatch.analysis.rules.double_clip import double_clip
@@ -72,7 +72,8 @@ from gradwatch.analysis.rules.padding import mask_inverted, padding_read_as_data
 from gradwatch.analysis.rules.pairs import representation_collapse, views_identical
 from gradwatch.analysis.rules.posterior import posterior_collapse
 from gradwatch.analysis.rules.progress import progress, succeeds
-from gradwatch.analysis.rules.rivals import both_won, generator_starves
+from gradwatch.analysis.rules.rivals import generator_starves
+from gradwatch.analysis.rules.roots import group, passed_on
 from gradwatch.analysis.rules.schedule_length import schedule_too_short, warmup_too_long
 from gradwatch.analysis.rules.second_moment import stale_second_moment
 from gradwatch.analysis.rules.skips import skips_often
@@ -105,7 +106,7 @@ RULES: tuple[Rule, ...] = (
     representation_collapse, values_overestimated, target_network_stale, target_not_detached,
     wrong_sign, no_activation, weights_reset, entropy_too_strong, loss_terms_unbalanced,
     inputs_not_normalised, negative_loss, left_in_eval, norm_statistics, dead_units, saturated,
-    optimizer_state_lost, schedule_too_short, warmup_too_long,
+    optimizer_holds_both_networks, optimizer_state_lost, schedule_too_short, warmup_too_long,
     attention_logits_grow, attention_collapsed, activation_outlier, expert_starved, stale_second_moment,
     clip_without_gradient,
     clip_before_unscale, clip_after_step, double_clip, clip_is_your_learning_rate, clip_over_muon, clip_inert,
@@ -113,37 +114,13 @@ RULES: tuple[Rule, ...] = (
 )  # fmt: skip
 
 NO_FINDINGS, TOO_SHORT = "no findings", "too short to judge"
-SIGNS, SIGN_STEPS = (
-    {
-        "exploding": {"spike", "lr-too-high", "update-too-large", "weight-growth"},
-        "lr-too-high": {"update-too-large", "spike"},
-        "expert-starved": {"dead-layer"},
-    },
-    50,
-)
-"""What may be seen of each of these up to so many steps before itself: it stands under it all the same."""
-_OF_THE_RUN = {
-    "labels-do-not-fit-inputs",
-    "no-progress",
-    "noise-dominated",
-    "update-too-small",
-    "class-imbalance",
-    "representation-collapse",
-}  # seen at its end, whatever they begin with
-_LATE = {"weight-growth", "dead-layer", "vanishing"}  # seen some steps after what did it
-_AT_ONCE = 10  # or so many after a spike that the training recovered from: what begins later has another cause
-_LEAPS_WITHIN = 10  # steps of an explosion
-_HANDS_ON = {  # from a part to its rival
-    **{rule: {rule} for rule in ("nonfinite", "exploding", "generator-starves")},
-    "wrong-sign": {"generator-starves"},
-}
 
 
 def diagnose(history: History) -> list[Finding]:
     """What is wrong with a run: the worst first, and of equals the earliest. Empty for a healthy run.
 
     Findings that follow from another stand under it (`consequences`). Optimizers that step on their own are judged on
-    their own; what one part hands on to its rival is said once (`_passed_on`).
+    their own; what one part hands on to its rival is said once (`passed_on`).
     """
     if not len(history):
         return no_step(history)
@@ -157,28 +134,7 @@ def diagnose(history: History) -> list[Finding]:
         rivals = any(map(has_rivals, lanes.values()))
     findings.sort(key=lambda finding: (RANK[finding.severity], finding.first_step))
     findings = [f for i, f in enumerate(findings) if not any(says_again(f, other) for other in findings[:i])]
-    return _passed_on(findings, {name: int(lane.step[-1]) for name, lane in lanes.items()}) if rivals else findings
-
-
-def _passed_on(roots: list[Finding], ends: dict[str, int]) -> list[Finding]:
-    """These roots of parts that train against each other: of what a part hands on to its rival, the first is the root.
-
-    One judge that wins starves its rival, whichever of the two shows it. What was over before the end of its own part
-    (`ends`, their last steps) was not handed on.
-    """
-
-    def hands_on(other: Finding, rule: str) -> bool:
-        return rule in _HANDS_ON.get(other.rule, ()) and other.last_step >= ends[other.optimizer]
-
-    kept: list[Finding] = []
-    for root in roots:
-        first = next((i for i, other in enumerate(kept) if hands_on(other, root.rule)), None)
-        if first is None:
-            kept.append(root)
-        else:
-            below = (*kept[first].consequences, replace(root, consequences=()), *root.consequences)
-            kept[first] = both_won(kept[first], root) or replace(kept[first], consequences=below)
-    return kept
+    return passed_on(findings, {name: int(lane.step[-1]) for name, lane in lanes.items()}) if rivals else findings
 
 
 def _found(lane: History) -> list[Finding]:
@@ -219,76 +175,6 @@ def _outweighed(lane: History, metric: float | str | None, share: float = 0.2) -
         return False
     others = (p for p in progress(lane) if p.metric != metric and p.succeeded(share))
     return any(is_training_loss(metric) or not p.is_loss for p in others)
-
-
-def group(findings: Iterable[Finding]) -> list[Finding]:
-    """The roots of these findings of one lane, each with its consequences, in the order of their first steps.
-
-    A finding follows from another whose set in `CONSEQUENCES` names its rule, which began no later (but for `SIGNS`)
-    and had not ended before it. A root is as severe as the worst of its consequences; but where other data or another
-    loss may explain it, what follows from it is no more than it.
-    """
-    places = {rule: place for place, rule in enumerate(CONSEQUENCES)}
-    findings = list(findings)
-
-    def place(finding: Finding) -> float:
-        return places["lr-too-high"] + 0.5 if _by_steps(finding) else places.get(finding.rule, len(places))
-
-    ordered = sorted(findings, key=lambda f: (_began(f, findings), place(f)))
-    root_of: list[int] = []
-    for i, finding in enumerate(ordered):
-        causes = (j for j, other in enumerate(ordered[:i]) if _follows(finding, other))
-        root_of.append(next((root_of[j] for j in causes), i))
-    roots = []
-    for i, root in enumerate(ordered):
-        if root_of[i] == i:
-            below = [f for j, f in enumerate(ordered) if root_of[j] == i and j != i]
-            if "began_anew" in root.evidence:
-                below = [replace(f, severity=max(f, root, key=_rank).severity) for f in below]
-            below.sort(key=lambda f: (_rank(f), f.first_step))
-            worst = min((root, *below), key=_rank).severity
-            roots.append(replace(root, severity=worst, consequences=tuple(below)))
-    return roots
-
-
-def _rank(finding: Finding) -> int:
-    return RANK[finding.severity]
-
-
-def _by_steps(finding: Finding) -> bool:
-    """Whether it is that a training came apart along its steps, not along depth or time."""
-    return finding.rule == "exploding" and finding.evidence.get("along") == "steps"
-
-
-def _began(finding: Finding, findings: list[Finding]) -> int:
-    """The first step of a finding, of a sign of another (`SIGNS`) that of the other, of an explosion along the steps
-    that of a leap right behind it; of what sums up a run, its last.
-    """
-    if finding.rule in _OF_THE_RUN or "left_of_the_gradient" in finding.evidence:
-        return finding.last_step
-    if "began_anew" in finding.evidence:  # what is seen in that step itself says more
-        return finding.first_step + 1
-    sign_of = {rule for rule, signs in SIGNS.items() if finding.rule in signs and "odd_batch" not in finding.evidence}
-    if finding.rule == "spike" and "rose_before" not in finding.evidence:
-        sign_of.discard("lr-too-high")  # out of a calm: a batch may have thrown the training, and its loss after that
-    ahead = [f.first_step for f in findings if f.rule in sign_of]
-    if _by_steps(finding):  # too long ones are why, though their loss may be seen to leap a little later
-        long = [f.first_step for f in findings if f.rule == "lr-too-high"]
-        ahead = [step for step in long if step <= finding.first_step + _LEAPS_WITHIN]
-    return max([finding.first_step, *(step for step in ahead if step - finding.first_step <= SIGN_STEPS)])
-
-
-def _follows(finding: Finding, other: Finding) -> bool:
-    passed = other.evidence.get("recovered") == "yes"  # a spike; what a loss rests at may be for many of them
-    last = finding.first_step - ((_AT_ONCE if passed else SIGN_STEPS) if finding.rule in _LATE else 0)
-    if finding.rule in _OF_THE_RUN:  # what was over in the first half of a run does not explain it
-        last = (finding.first_step + finding.last_step) // 2
-    idle = other.rule == "dead-layer" and other.severity == "note"  # it harms nothing
-    idle |= finding.rule in _OF_THE_RUN and passed and "left" not in finding.evidence
-    idle |= other.rule == "not-in-optimizer" and "note" in (finding.severity, other.severity)  # of others, or of none
-    goes_on = finding.rule in _OF_THE_RUN and other.rule == "lr-too-high" and other.severity != "note"
-    lasts = goes_on or other.last_step >= last  # steps as long go on behind the throw
-    return finding.rule in CONSEQUENCES.get(other.rule, ()) and lasts and not idle
 
 
 def verdict(history: History, findings: Iterable[Finding] | None = None) -> str:
