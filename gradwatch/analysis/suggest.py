@@ -105,7 +105,7 @@ def _suggest(history: History, roots: list[Finding]) -> tuple[str, tuple[str, ..
 
 
 def _too_few(healthy: int, steps: int) -> str:
-    said = f"Only {healthy} of {steps:,} steps were healthy"
+    said = f"Only {healthy} of {steps:,} steps were healthy" if healthy else f"None of {steps:,} steps was healthy"
     if healthy == steps:
         said = f"All {steps:,} steps were healthy" if steps > 1 else "One step was taken"
     return f"{said}, and {ENOUGH} are wanted to take a threshold from"

@@ -58,6 +58,7 @@ def test_without_a_healthy_stretch_it_is_the_usual_value_and_says_so():
     suggestion = one(history, finding("exploding", 30))
     assert suggestion.policy == "ClipByGlobalNorm(1.0)"
     assert "Only 30 of 200 steps were healthy, and 50" in suggestion.reasons[0]
+    assert "None of 200 steps was healthy, and 50" in one(history, finding("exploding", 0)).reasons[0]
 
 
 @pytest.mark.parametrize("rule", [None, "spike", "clip-inert", "nonfinite"])
