@@ -35,7 +35,7 @@ def optimizer_holds_both_networks(history: History) -> list[Finding]:
             history,
             "optimizer-holds-both-networks",
             tuple(history.layers[i] for i in columns),
-            {"layers_of_the_other": len(columns), "held_by": name, "of": other},
+            {"layers_of_the_other": len(columns)},
             f"The optimizer of {name} also holds {counted(len(columns), 'layer')} of {other}, and gradients reach them "
             f"in its steps: each of these moves {other} for the loss of {name}. {either(_CAUSES)}",
             "Build it from the parameters of its own network alone. Where one network only judges what another made, "
