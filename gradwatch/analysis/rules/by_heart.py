@@ -12,7 +12,7 @@ from gradwatch.analysis.rules.facts import USUAL_RATIO, is_adaptive, middle
 from gradwatch.analysis.rules.finding import Finding, either, whole_run
 from gradwatch.analysis.rules.layer_facts import largest_ratio
 from gradwatch.analysis.rules.progress import can_be_judged, held_out_progress, progress, reaches_its_goal
-from gradwatch.analysis.rules.sampled_losses import LEAST_SAMPLES, of_what, share_explained
+from gradwatch.analysis.rules.sampled_losses import LEAST_SAMPLES, of_what, sampled, share_explained
 from gradwatch.analysis.rules.series import late_median
 from gradwatch.formatting import percent
 from gradwatch.history import History
@@ -34,13 +34,13 @@ def labels_do_not_fit_inputs(
     """The outputs told nothing of the targets for half of the run and little since, and the gradient grew meanwhile.
 
     The share of the targets' variance that is explained, or of the entropy of their classes (`share_explained`), is
-    below `nothing` in the first half of the samples, by the median, and never below -`wild`; and below `little` in the
-    last quarter. The joint norm of the gradient, by the medians of fifths of the run, ended at `grows` times its first
-    or more, next to its highest; and the steps are of a usual size. Where a metric of the training data got better all
-    the same, by steps that may be small, it ended at `hard` times its first at least (but where what is measured on
-    other data never got better by the share `elsewhere`, and twice `nothing` is explained), and less than the share
-    `well` is explained; where one of other data did, there is none. What examples have in common is learnt soon, and
-    its gradient fades; what each asks for by itself pulls another way in each batch, ever harder.
+    below `nothing` in the first half of the run, below twice that at its end, by medians, and never below -`wild`; and
+    below `little` in the last quarter. The joint norm of the gradient, by the medians of fifths of the run, ended at
+    `grows` times its first or more, next to its highest; and the steps are of a usual size. Where a metric of the
+    training data got better all the same, by steps that may be small, it ended at `hard` times its first at least (but
+    where what is measured on other data never got better by the share `elsewhere`, and twice `nothing` is explained),
+    and less than the share `well` is explained; where one of other data did, there is none. What examples have in
+    common is learnt soon, and its gradient fades; what each asks for by itself pulls another way in each batch.
     Source: Zhang et al. (2017), arXiv:1611.03530: labels that are drawn by lot are learnt too, only later; Chatterjee
     (2020), arXiv:2002.10657: their gradients do not add up over the examples.
     """
@@ -50,13 +50,14 @@ def labels_do_not_fit_inputs(
     if any(HELD_OUT.search(p.metric) and p.succeeded(0.2) for p in progress(history)):
         return []
     learnt = reaches_its_goal(history)  # by heart
-    half = share[: len(share) // 2]
-    early, last = float(np.median(half)), late_median(share)
+    step, _, _ = sampled(history, "explained", "targets")
+    half = share[step < (history.step[0] + history.step[-1]) / 2]  # of the steps: samples are denser in the beginning
+    early, last = max(float(np.median(half)), late_median(half)), late_median(share)
     if learnt:
         unseen = held_out_progress(history, LEAST_SAMPLES)
         is_lost = bool(unseen) and not any(p.is_large(elsewhere) for p in unseen)  # what was learnt tells nothing there
         little, grows = well, grows if is_lost and last < 2 * nothing else hard
-    if not early < nothing or not -nothing < last < little or half.min() < -wild:
+    if not (np.median(half) < nothing and early < 2 * nothing) or not -nothing < last < little or half.min() < -wild:
         return []
     norms = [middle(part) for part in np.array_split(incoming(history), 5)]
     usual, moves = USUAL_RATIO[is_adaptive(history)], largest_ratio(history)
