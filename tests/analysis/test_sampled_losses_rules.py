@@ -417,6 +417,8 @@ SHUFFLED = {"explained": np.linspace(-0.03, 0.1, SAMPLES), "targets": 64.0, "tar
         ({"explained": np.linspace(-0.03, 0.9, SAMPLES)}, (1.0, 2.0), 0),
         ({"explained": np.r_[-3, np.zeros(SAMPLES - 1)]}, (1.0, 2.0), 0),  # outputs that began far out
         ({"explained": np.r_[np.zeros(SAMPLES // 2), np.full(SAMPLES - SAMPLES // 2, 0.95)]}, (1.0, 2.0), 0),
+        ({"explained": np.r_[np.zeros(9), np.full(SAMPLES - 9, 0.3)]}, (1.0, 2.0), 0),  # learnt before half of the run
+        ({"explained": np.r_[np.full(12, np.nan), np.zeros(SAMPLES - 12)]}, (1.0, 2.0), 0),  # none of its first half
         ({"targets": 4.0}, (1.0, 2.0), 0),
         ({"target_soft": 0.3}, (1.0, 2.0), 0),
         ({"rises": "accuracy"}, (1.0, 4.0), 1),  # of the training data

@@ -52,6 +52,8 @@ def labels_do_not_fit_inputs(
     learnt = reaches_its_goal(history)  # by heart
     step, _, _ = sampled(history, "explained", "targets")
     half = share[step < (history.step[0] + history.step[-1]) / 2]  # of the steps: samples are denser in the beginning
+    if not len(half):
+        return []
     early, last = max(float(np.median(half)), late_median(half)), late_median(share)
     if learnt:
         unseen = held_out_progress(history, LEAST_SAMPLES)
