@@ -13,6 +13,7 @@ from writers import writers_ended
 
 # The models of the tests are tiny, and pytest's workers fill the cores: more threads would only be in each other's way.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+gc.disable()  # until all is imported: it would go through all of torch again and again
 # Where there is no GPU, Triton's kernels run in its interpreter: it has to know before anything imports it.
 os.environ.setdefault("TRITON_INTERPRET", str(int(not Path("/dev/nvidiactl").exists())))
 os.environ.pop("COLUMNS", None)  # a width that somebody exported: tables would leave columns out
@@ -96,6 +97,7 @@ def pytest_collection_finish():
     """Leave what is imported by now out of every later garbage collection, which would go through all of torch."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_unconfigure():

@@ -198,7 +198,7 @@ FIELDS = ["name", "created", "part", "layers", "optimizers", "clip", "renorm", "
           "format"]  # fmt: skip
 
 
-@fuzz(150)
+@fuzz(80)
 @given(st.one_of(st.binary(), st.dictionaries(st.sampled_from(FIELDS), st.one_of(JSON, TEXTS), max_size=2)))
 def test_a_manifest(whole, change):
     folder = restore(whole)
@@ -209,7 +209,7 @@ def test_a_manifest(whole, change):
 
 
 @pytest.mark.slow
-@fuzz(150)
+@fuzz(80)
 @given(st.sampled_from(["layers", "steps"]), st.lists(st.tuples(st.floats(0, 1), st.integers(0, 255)), max_size=6),
        st.floats(0, 1), st.booleans())  # fmt: skip
 def test_the_bytes_of_a_part(whole, table, changes, end, cut):

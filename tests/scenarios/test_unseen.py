@@ -301,14 +301,14 @@ WANTED = {  # what no finding is called yet, and an expert would say
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("training", [SICK[name] for name in sorted(SICK)[2::700]], ids=label)
+@pytest.mark.parametrize("training", [SICK[name] for name in sorted(SICK)[2::1000]], ids=label)
 def test_a_sick_training_is_clearly_worse_than_its_cured_twin(training, tmp_path):
     assert fault(training, tmp_path, slack=0.5) is None
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the watched optimizers do not step together")  # a late actor does not
-@pytest.mark.parametrize("training", [HEALTHY[name] for name in sorted(HEALTHY)[2::700]], ids=label)
+@pytest.mark.parametrize("training", [HEALTHY[name] for name in sorted(HEALTHY)[2::1000]], ids=label)
 def test_a_healthy_training_learns(training, tmp_path):
     assert fault(training, tmp_path, slack=0.5) is None
 

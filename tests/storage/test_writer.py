@@ -259,7 +259,7 @@ def test_a_kill_at_any_file_call_leaves_a_run_that_opens_and_goes_on(tmp_path, k
             assert (again.step.tolist(), again.problems) == (list(range(50)), ())
             assert set(again.attempt) == {1}
             assert not [p for p in folder.rglob(".*") if p.suffix == ".tmp"]
-        n += 1
+        n += 1 if n < 60 else 3  # later ones are much alike: for time
     assert n > 40
 
 
