@@ -13,14 +13,13 @@ from gradwatch.measure.graph_nodes import beginning
 from gradwatch.measure.layout import Layout
 from gradwatch.measure.looking import Looking
 from gradwatch.measure.loss_graph import LossGraph
-from gradwatch.measure.writes import writes
+from gradwatch.measure.writes import Mark, mark_of, writes
 from gradwatch.recording import backward_calls
 from gradwatch.recording.hooks import is_captured, untraced
 from gradwatch.recording.target_networks import TargetNetworks
 from gradwatch.recording.unheld import Unheld
 from gradwatch.table import IN_LOSS
 
-Mark = tuple[int, int]
 Versions = list[tuple[weakref.ref[nn.Parameter], int]]  # how often each had been written to
 Pass = tuple[str, int]  # the operations that its loss begins with, and how often the weights had been written to
 MOST_LOSSES = 8  # of a step that are walked: the others' may come first
@@ -84,7 +83,7 @@ class LossTargets:
             self._due = max(step + self._every * max(len(lanes), 1), int(1.1 * step))
             self._lanes, self._until = {*lanes}, step + MOST_TURNS * len(lanes) if lanes else 0
         if (is_due or (self._lanes and step < self._until)) and self._misses < MOST_MISSES and not self.is_open:
-            self._heard = _Heard({i: _mark(p.grad) for i, p in enumerate(layout.params) if p.grad is not None})
+            self._heard = _Heard({i: mark_of(p.grad) for i, p in enumerate(layout.params) if p.grad is not None})
             self._misses += 1
             self.is_open = True
             backward_calls.heard.listen(self)
@@ -198,7 +197,7 @@ class LossTargets:
         self._marks = marks
         if self._layout is not None and heard.kept:
             there = ((i, self._layout.params[i].grad) for i in heard.kept)
-            heard.kept = {i: _mark(grad) for i, grad in there if grad is not None}
+            heard.kept = {i: mark_of(grad) for i, grad in there if grad is not None}
         with self._looking.at("what backward left"):
             left = _is_left(grads[-1]) if grads else None
             heard.values |= {} if left is None else {f"{IN_LOSS}gradient_left": left}
@@ -220,7 +219,7 @@ class LossTargets:
         if self._layout is None or not heard.kept:
             return
         grads = {i: self._layout.params[i].grad for i in heard.kept}
-        heard.kept = {i: mark for i, mark in heard.kept.items() if grads[i] is not None and _mark(grads[i]) == mark}
+        heard.kept = {i: mark for i, mark in heard.kept.items() if grads[i] is not None and mark_of(grads[i]) == mark}
         if heard.is_kept is None and heard.kept:
             heard.is_kept = _is_left(grads[max(heard.kept)])
 
@@ -241,14 +240,9 @@ def _is_left(grad: Tensor | None) -> Tensor | None:
 
 
 def _marks(grads: list[Tensor]) -> list[Mark]:
-    return [_mark(grad) for grad in grads]
+    return [mark_of(grad) for grad in grads]
 
 
 def _moved(parameters: Versions) -> bool:
     """Whether somebody wrote to one of them since."""
     return any((there := at()) is not None and writes(there) != version for at, version in parameters)
-
-
-def _mark(grad: Tensor) -> Mark:
-    """Which tensor it is, and how often it was written to."""
-    return id(grad), writes(grad)

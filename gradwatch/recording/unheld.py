@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from gradwatch.measure.writes import writes
+from gradwatch.measure.writes import Mark, mark_of
 
 
 class Unheld:
@@ -31,6 +31,5 @@ class Unheld:
         return 1 - len(self._waiting) / self._all
 
 
-def _mark(p: nn.Parameter) -> tuple[int, int] | None:
-    """What changes when a gradient is given anew, or added to."""
-    return None if p.grad is None else (id(p.grad), writes(p.grad))
+def _mark(p: nn.Parameter) -> Mark | None:
+    return None if p.grad is None else mark_of(p.grad)

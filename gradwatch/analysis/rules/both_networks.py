@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from gradwatch.analysis.rules.facts import own_optimizers
 from gradwatch.analysis.rules.finding import Finding, either, whole_run
 from gradwatch.analysis.rules.layer_facts import present
@@ -51,9 +53,8 @@ _CAUSES = (
 )
 
 
-def _held(optimizer: dict[str, object]) -> list[str]:
-    groups = optimizer.get("groups")
-    return [layer for group in groups for layer in group.get("layers", ())] if isinstance(groups, list) else []
+def _held(optimizer: dict[str, Any]) -> list[str]:
+    return [layer for group in optimizer.get("groups") or () for layer in group.get("layers", ())]
 
 
 def _shared(history: History, part: str, own: list[str], others: list[str]) -> list[str]:
