@@ -160,7 +160,7 @@ class Held(torch.autograd.Function):
 def test_gradients_that_another_thread_may_be_writing_to_are_not_read(tmp_path, monkeypatch):
     """To read one then was seen to end the process."""
     read = []
-    monkeypatch.setattr(loss_targets, "_mark", lambda grad: read.append("as it began"))
+    monkeypatch.setattr(loss_targets, "mark_of", lambda grad: read.append("as it began"))
     monkeypatch.setattr(Source, "forgotten", lambda source: read.append("at the end") or ())
     model = mlp(torch.float32)
     optimizer = fused(model)
