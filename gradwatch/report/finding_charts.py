@@ -71,6 +71,23 @@ def loss_curve(history: History, finding: Finding) -> Chart | None:
     return _curve(history, finding, values, names[0], log)
 
 
+def beside_training(history: History, finding: Finding) -> Chart | None:
+    """What the evidence names, measured on other data now and then, and the first training loss beside it."""
+    names = [str(finding.evidence.get("metric", "")), *training_losses(history)[:1]]
+    if names[0] not in history.logged:
+        return loss_curve(history, finding)
+    traces, shown = [], []
+    for name, color in zip(names, (AFTER, BEFORE), strict=False):
+        values = history.total(name)
+        there = np.isfinite(values)
+        traces.append(line(history.step[there], values[there], name, color))
+        shown.append(values[there])
+    every = np.concatenate(shown)
+    drawn = figure(traces, "loss", max(decades(every), 0.01) if (every > 0).all() else 0)
+    title = " beside ".join(names)
+    return Chart(title[0].upper() + title[1:], _marked(drawn, history, finding), HEIGHT)
+
+
 def coef_curve(history: History, finding: Finding) -> Chart | None:
     """The clip coefficient, of all that clipped."""
     return _curve(history, finding, as_one(history).total("clip_coef"), "clip coefficient (1 = untouched)")
@@ -263,6 +280,7 @@ CHARTS: dict[str, Draw] = {
     **dict.fromkeys(("clip-inert", "clip-after-step", "clip-without-gradient", "clip-before-unscale"), norm_curve),
     **dict.fromkeys(("double-clip", "policy-never-acts", "skips-often"), norm_curve),
     **dict.fromkeys(("bad-initialisation", "inputs-not-normalised", "left-in-eval", "norm-statistics"), norm_curve),
+    "overfitting": beside_training,
     "schedule-too-short": rate_curve,
     "warmup-too-long": rate_curve,
 }

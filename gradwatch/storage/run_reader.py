@@ -18,6 +18,7 @@ from gradwatch.storage.downsample import reduced
 from gradwatch.storage.folder import LOOKS, TABLES, Part, last_whole_part, links, list_tables, read_manifest
 from gradwatch.storage.joining import join
 from gradwatch.storage.parquet import count_values, joined, layers_blocks, limited, read_steps
+from gradwatch.storage.run_state import as_it_ended
 from gradwatch.table import SAMPLED, Table
 
 MAX_GAPS = 5  # that are named
@@ -52,7 +53,7 @@ class _GoneError(Exception):
 
 
 def _read_cut(folder: Path, since: int, start: int, at_most: int | None, steps_only: bool) -> History:
-    run = read_manifest(folder)
+    run = as_it_ended(read_manifest(folder))
     problems: list[str] = []
     parts = list_tables(folder)
     whole = last_whole_part(folder, parts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from gradwatch.history import Run
@@ -20,3 +21,8 @@ def run_state(run: Run) -> RunState:
     running = run.status == "RUNNING"
     gone = running and is_gone(run.pid, run.host, run.pid_started)
     return RunState(over=gone or not running, crashed=gone or run.crashed)
+
+
+def as_it_ended(run: Run) -> Run:
+    """The manifest of a run whose process was killed says RUNNING until a courier finds it: KILLED here at once."""
+    return replace(run, status="KILLED", crashed=True) if run_state(run).over and run.status == "RUNNING" else run

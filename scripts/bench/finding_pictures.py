@@ -74,7 +74,7 @@ def draw(rule: str) -> None:
 def panel(above: Any, loss: Any, history: History, quantity: str, total: bool, findings: list[Finding]) -> None:
     """A quantity of all layers, from the first (dark) to the last (bright), or the joint norm; and the loss below.
 
-    Of the joint norm also what the policy left of it, dashed.
+    Of the joint norm also what the policy left of it, dashed; as the loss of other data is, where it was logged.
     """
     values = history.total(quantity)[:, None] if total else history.layer(quantity)
     step = history.step if total else history.layer_step
@@ -90,6 +90,11 @@ def panel(above: Any, loss: Any, history: History, quantity: str, total: bool, f
     above.plot(bad, np.full(len(bad), 0.97), "x", ms=3, color="#d62246", transform=above.get_xaxis_transform())
     values = history.total(next((name for name in history.logged if name == f"loss/{history.optimizer[0]}"), "loss"))
     loss.plot(history.step, values, color="#3c434d", lw=1)
+    if "val_loss" in history.logged:
+        measured = history.total("val_loss")
+        there = np.isfinite(measured)
+        loss.plot(history.step[there], measured[there], color="#d62246", lw=1, ls="--", label="val_loss")
+        loss.legend(fontsize=8, frameon=False)
     above.set_yscale("linear" if straight else "log")
     positive = np.nanmin(values) > 0 and loss.get_yscale() != "symlog"  # the twins share the axis
     loss.set_yscale("log" if positive else "symlog")

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from make_run import make_history, write_shared
+from make_run import changed, make_history, write_shared
 from torch import nn
 
 import gradwatch
@@ -180,6 +180,13 @@ def test_a_policy_that_works_is_kept():
     suggestion = one(make_history())
     assert suggestion.policy == ""
     assert suggestion.reasons[0].startswith("Keep ClipByGlobalNorm(1.0)")
+
+
+def test_the_loops_own_clip_is_kept_as_it_was_in_the_end():
+    history = under("SGD")
+    limits = np.where(np.arange(200) < 100, 0.3, np.where(np.arange(200) < 199, 1.0, np.nan))
+    (said,) = one(changed(history, per_step={**history.per_step, "user_max_norm": limits})).reasons
+    assert said.startswith("Keep clip_grad_norm_(max_norm=1.0): ")
 
 
 def test_a_note_counts_only_where_it_is_about_the_threshold_or_the_norms():

@@ -132,6 +132,8 @@ def test_show_says_when_a_run_ended_without_close(tmp_path):
     manifest = json.loads((folder / "run.json").read_text())
     (folder / "run.json").write_text(json.dumps({**manifest, "status": "RUNNING"}))
     assert "ended without close at step 39" in call("show", folder).stdout
+    assert (run := gradwatch.open_history(folder).run).status == "KILLED"
+    assert run.crashed
 
 
 @pytest.mark.parametrize("command", ["compare", "report"])

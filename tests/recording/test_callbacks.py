@@ -14,10 +14,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-import training
 from make_run import as_block, make_history
 from torch import nn
-from training import mlp, train
+from training import mlp, train, watch
 
 import gradwatch
 from gradwatch import TrainingHalted, WatchError, open_history
@@ -61,11 +60,6 @@ def poison(at):
             model[0].weight.grad.fill_(math.nan)
 
     return act
-
-
-def watch(*arguments, **options):
-    """One that looks for findings as its block is full, never before: a slow machine would see those of later steps."""
-    return training.watch(*arguments, **{"flush_every": 600.0, **options})
 
 
 def setting(tmp_path, **options):

@@ -18,6 +18,7 @@ from gradwatch.analysis.rules import diagnose
         (t.rewarded_for_chance, "entropy-too-strong", "The choices are nearly as open as they can be"),
         (t.in_watts_beside_a_class, "loss-terms-unbalanced", "loss is loss_load but for"),
         (t.shuffled_apart, "labels-do-not-fit-inputs", "what is learnt is learnt by heart, example by example"),
+        (t.learnt_by_heart, "overfitting", "What is learnt from there on holds of the training data alone."),
         (t.sorted_by_label, "data-not-shuffled", "of the variance of the targets lies between the batches"),
         (t.not_shifted, "labels-not-shifted", "100 % of the targets are the token that the model is given"),
         (t.padded, "padding-in-loss", f"are the token {t.CODES.max()}, which stands at one end of the rows"),

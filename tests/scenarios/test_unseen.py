@@ -193,7 +193,6 @@ WANTED = {  # what no finding is called yet, and an expert would say
     "outputs-not-scaled",
     "outputs-too-large",
     "over-smoothing",
-    "overfitting",
     "parameters-not-in-the-optimizer",
     "penalty-over-the-wrong-axis",
     "penalty-per-element",

@@ -85,6 +85,7 @@ TWINS: dict[str, tuple[tuple[str, Train], tuple[str, Train]]] = {
             ("accumulation-not-averaged", t.added_up, "16 losses are added up", "each is divided by 16"),
             ("accumulation-wiped", t.wiped, "zero_grad() before each micro-batch", "before the first"),
             ("labels-do-not-fit-inputs", t.shuffled_apart, "labels in an order of their own", "each has its label"),
+            ("overfitting", t.learnt_by_heart, "two labels of five are wrong", "each is right"),
             ("entropy-too-strong", t.rewarded_for_chance, "an entropy that weighs 2", "that weighs 0.01"),
             ("loss-terms-unbalanced", t.in_watts_beside_a_class, "a load in watts beside a class", "in its deviations"),
             ("class-imbalance", t.rare_and_never_said, "no weights", "pos_weight=50"),

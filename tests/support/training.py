@@ -94,8 +94,11 @@ def train(model, optimizer, steps=30, before_step=None, dtype=torch.float64, aft
 
 
 def watch(model, optimizer, tmp_path, **options):
-    """`gradwatch.watch` with files only, in `tmp_path`, saying nothing."""
-    return gradwatch.watch(model, optimizer, **{"log": None, "dir": tmp_path, "verbose": False, **options})
+    """`gradwatch.watch` with files only, in `tmp_path`, saying nothing, and by its steps alone: a slow machine's clock
+    would read what is on the device, and what was found, at other steps.
+    """
+    own = {"log": None, "dir": tmp_path, "verbose": False, "flush_every": 600.0}
+    return gradwatch.watch(model, optimizer, **{**own, **options})
 
 
 def state_tensors(optimizer):

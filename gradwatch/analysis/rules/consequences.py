@@ -37,7 +37,7 @@ _NAMED: dict[str, set[str]] = {
     "targets-not-normalised": _MISMADE
     | {"bad-initialisation", "scaled-gradients", "gradients-accumulate", "posterior-collapse"},
     "negative-loss": _CAME_APART | {"scaled-gradients", "gradients-accumulate"},
-    "left-in-eval": _CAME_APART,
+    "left-in-eval": _CAME_APART | {"overfitting"},
     "optimizer-state-lost": _CAME_APART,
     "schedule-too-short": _CAME_APART,
     "warmup-too-long": {"update-too-small", "weights-unchanged"},
@@ -86,12 +86,14 @@ _NAMED: dict[str, set[str]] = {
     "update-too-small": set(),
     "renorm-binds": set(),
     "class-imbalance": set(),
-    "labels-do-not-fit-inputs": set(),
+    "labels-do-not-fit-inputs": {"overfitting"},
+    "overfitting": set(),
     "logits-bounded": set(),
 }  # fmt: skip
 _OF_ALL = {"labels-do-not-fit-inputs", "no-progress", "class-imbalance", "representation-collapse"}
 CONSEQUENCES = {rule: (effects | _OF_ALL) - {rule} for rule, effects in _NAMED.items()}
 CONSEQUENCES["spike"] -= {"class-imbalance"}  # the rare ones are what stands out
+CONSEQUENCES["overfitting"] = {"no-progress"}  # of what is measured on other data
 """What may follow from what: the rules in a set are consequences of the rule they stand under, if that began first.
 
 Two rules may stand in each other's sets: then the one that began first is the root, and of those that began at the same

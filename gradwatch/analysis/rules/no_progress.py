@@ -69,7 +69,7 @@ def no_progress(
     (`_not_its_goal`); or what is said tells nothing of what is asked for (`explains_nothing`); or they fell within the
     first quarter of the run, and stand since, far above 0 (`rests`); or the gradient faded, and most of the loss is
     left (`stops`); or they stood at equal odds for most of the run (`begins_late`);
-    or what was won on other data was lost again, from one measurement to the next and for good (`_lost_at_once`).
+    or what was won on other data was lost again, from one measurement to the next and for good (`lost_at_once`).
     A run that is under way is judged from `running` steps on, and after a tenth of its `total_steps`. Not judged: a run
     that was resumed (it may have learnt before), parts that train against each other, a loss that is below 0 early, one
     that came below the share `easy` of its first while what is asked for `grows_harder`.
@@ -81,7 +81,7 @@ def no_progress(
     losses = [] if better else unmoved(history, min_steps, running, share)
     harder = grows_harder(history) and any(p.best < easy * p.first for p in losses)
     if harder or any(found.evidence.get("began_anew") for found in lr_too_high(history)):
-        return _lost_at_once(history)  # other data or another loss came: where that began says nothing
+        return lost_at_once(history)  # other data or another loss came: where that began says nothing
     if not losses or not all(p.is_flat(most if p.is_real() else 2 * most) for p in losses):
         losses = [] if better else unmoved(history, min_steps, running, math.inf)
         losses = [
@@ -95,7 +95,7 @@ def no_progress(
             or rests(history, min_steps, running)
             or stops(history, min_steps, running)
             or begins_late(history, min_steps, running)
-            or _lost_at_once(history)
+            or lost_at_once(history)
         )
     shown, said = losses[0], f"{losses[0].in_words}."
     if at_chance(history, shown):
@@ -140,7 +140,7 @@ _BY_HEART = (
 )
 
 
-def _lost_at_once(history: History, least: int = 8, part: float = 0.5, sigmas: float = 6.0) -> list[Finding]:
+def lost_at_once(history: History, least: int = 8, part: float = 0.5, sigmas: float = 6.0) -> list[Finding]:
     """What is measured on other data got worse from one value to the next, and no later value came back half the way.
 
     By more than the share `part` of all that it had won, and `sigmas` times what it moves from value to value. What is

@@ -68,6 +68,7 @@ from gradwatch.analysis.rules.number_targets import targets_not_normalised, targ
 from gradwatch.analysis.rules.open_choices import entropy_too_strong
 from gradwatch.analysis.rules.optimizer_state import optimizer_state_lost
 from gradwatch.analysis.rules.outputs import activation_on_logits, softmax_twice
+from gradwatch.analysis.rules.overfitting import overfitting
 from gradwatch.analysis.rules.padding import mask_inverted, padding_read_as_data, positions_missing
 from gradwatch.analysis.rules.pairs import representation_collapse, views_identical
 from gradwatch.analysis.rules.posterior import posterior_collapse
@@ -107,6 +108,7 @@ RULES: tuple[Rule, ...] = (
     wrong_sign, no_activation, weights_reset, entropy_too_strong, loss_terms_unbalanced,
     inputs_not_normalised, negative_loss, left_in_eval, norm_statistics, dead_units, saturated,
     optimizer_holds_both_networks, optimizer_state_lost, schedule_too_short, warmup_too_long,
+    overfitting,
     attention_logits_grow, attention_collapsed, activation_outlier, expert_starved, stale_second_moment,
     clip_without_gradient,
     clip_before_unscale, clip_after_step, double_clip, clip_is_your_learning_rate, clip_over_muon, clip_inert,

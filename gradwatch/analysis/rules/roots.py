@@ -25,6 +25,7 @@ _OF_THE_RUN = {
     "update-too-small",
     "class-imbalance",
     "representation-collapse",
+    "overfitting",
 }  # seen at its end, whatever they begin with
 _LATE = {"weight-growth", "dead-layer", "vanishing"}  # seen some steps after what did it
 _AT_ONCE = 10  # or so many after a spike that the training recovered from: what begins later has another cause
