@@ -24,11 +24,10 @@ def labels_do_not_fit_inputs(
     min_steps: int = 150,
     running: int = 500,
     nothing: float = 0.05,
-    little: float = 0.6,
+    little: float = 0.35,
     grows: float = 1.25,
     wild: float = 0.5,
     hard: float = 2.0,
-    well: float = 0.35,
     elsewhere: float = 0.02,
 ) -> list[Finding]:
     """The outputs told nothing of the targets for half of the run and little since, and the gradient grew meanwhile.
@@ -38,9 +37,9 @@ def labels_do_not_fit_inputs(
     below `little` in the last quarter. The joint norm of the gradient, by the medians of fifths of the run, ended at
     `grows` times its first or more, next to its highest; and the steps are of a usual size. Where a metric of the
     training data got better all the same, by steps that may be small, it ended at `hard` times its first at least (but
-    where what is measured on other data never got better by the share `elsewhere`, and twice `nothing` is explained),
-    and less than the share `well` is explained; where one of other data did, there is none. What examples have in
-    common is learnt soon, and its gradient fades; what each asks for by itself pulls another way in each batch.
+    where what is measured on other data never got better by the share `elsewhere`, and twice `nothing` is explained);
+    where one of other data did, there is none. What examples have in common is learnt soon, and its gradient fades;
+    what each asks for by itself pulls another way in each batch.
     Source: Zhang et al. (2017), arXiv:1611.03530: labels that are drawn by lot are learnt too, only later; Chatterjee
     (2020), arXiv:2002.10657: their gradients do not add up over the examples.
     """
@@ -58,7 +57,7 @@ def labels_do_not_fit_inputs(
     if learnt:
         unseen = held_out_progress(history, LEAST_SAMPLES)
         is_lost = bool(unseen) and not any(p.is_large(elsewhere) for p in unseen)  # what was learnt tells nothing there
-        little, grows = well, grows if is_lost and last < 2 * nothing else hard
+        grows = grows if is_lost and last < 2 * nothing else hard
     if not (np.median(half) < nothing and early < 2 * nothing) or not -nothing < last < little or half.min() < -wild:
         return []
     norms = [middle(part) for part in np.array_split(incoming(history), 5)]
