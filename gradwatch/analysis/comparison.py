@@ -23,7 +23,7 @@ from gradwatch.analysis.groups import (
     values_by_seed,
 )
 from gradwatch.analysis.intervals import NAN, Estimate
-from gradwatch.analysis.verdict import Contender, Winner, judge_all, winner
+from gradwatch.analysis.verdict import Contender, Winner, is_of_rivals, judge_all, winner
 from gradwatch.errors import RunError
 from gradwatch.history import Floats, History
 
@@ -93,7 +93,8 @@ def settle(
     known = list(dict.fromkeys(policies(histories)))
     if baseline is not None and baseline not in known:
         raise RunError(f"no run has the policy {baseline!r} to compare with; there are: {', '.join(known)}")
-    better_high = {name: higher_is_better(name, histories) for name in metrics}
+    open_to_rivals = {name for name in metrics if metric is None and is_of_rivals(histories, name)}
+    better_high = {name: None if name in open_to_rivals else higher_is_better(name, histories) for name in metrics}
     if metrics and rises is not None:
         better_high[metrics[0]] = rises
     found = {
@@ -122,7 +123,7 @@ def settle(
                 winner(title, [contenders[row["policy"]] for row in drawn], base, metrics[0], better_high[metrics[0]])
             )
     table = pd.DataFrame(rows)
-    notes = [*of_table(table, better_high, target), *of_policies([*found.values()])]
+    notes = [*of_table(table, better_high, target, open_to_rivals), *of_policies([*found.values()])]
     notes += [*(without_direction(histories) if metric is None else ()), *odd_ones(histories, metrics)]
     return Comparison(table, tuple(metrics), tuple(winners), tuple(notes))
 

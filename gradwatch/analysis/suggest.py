@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gradwatch import formulas
-from gradwatch.analysis.clips import as_one, clips_itself, incoming
+from gradwatch.analysis.clips import clips_itself, incoming
 from gradwatch.analysis.final_values import finite_norms, nonfinite_rows
 from gradwatch.analysis.rules import Finding
 from gradwatch.analysis.rules.facts import is_adaptive, optimizer_kind
@@ -153,9 +153,7 @@ def _guard(history: History, roots: list[Finding]) -> tuple[str, tuple[str, ...]
     reasons = [f"{limit:g} is the 99th percentile of the norms of {which}: it leaves 99 of 100 of these alone."]
     reasons.append(_would_have_changed(history, rate))
     if "clip-is-your-learning-rate" in rules:
-        coef = float(np.nanmean(as_one(history).total("clip_coef")))
-        reasons.append(f"The clip in force scaled the steps by {coef:.2g} on average: "
-                       "multiply the learning rate by that to keep the pace.")  # fmt: skip
+        reasons.append("The clip in force was part of the learning rate: set the one that the finding names with it.")
     if clips_itself(history):
         reasons.append(
             f"The norms are those before the loop's own {loop_clips(history.per_step)}: put it in its place."

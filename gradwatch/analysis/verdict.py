@@ -127,9 +127,16 @@ def winner(
     if all(np.isnan(one.mean(metric)) for one in ranked):
         said = f"No run here has a final value of {metric}: there is no verdict."
         return _named(setting, None, (said,), "log it in every run, or compare by another: --metric NAME")
+    if rises is None and is_of_rivals(ranked[0].members, metric):
+        said = f"{metric} is that of one of several parts, which may train against each other: a low one is no verdict."
+        return _named(setting, None, (said,), "name what decides, a metric of what all of them make: --metric NAME")
     if rises is None:
         said = f"Whether {metric} is meant to rise or to fall is not known."
         return _named(setting, None, (said,), "say it with --higher-is-better or --lower-is-better")
+    begins = {int(history.step[0]) for one in ranked for history in one.members if not history.run.source}
+    if len(begins) > 1:
+        said = f"Some of these runs go on from another, from step {max(begins):,} on: what came before is theirs too."
+        return _named(setting, None, (said,), "compare runs that begin at one step, or that go on from one checkpoint")
     judged = list(zip(ranked, judge_all(ranked, base, metric, rises), strict=True))
     won = [(one, difference) for one, (difference, word) in judged if word == BETTER]
     if won:
@@ -139,9 +146,19 @@ def winner(
         why, advice = _unjudged(best, base)
         said = f"{best.policy} has the best {metric}, {best.mean(metric):.4g}, but {why}."
         return _named(setting, best if best.share < 1 and not best.alike else None, (said,), advice)
-    said = f"No policy is shown to be better than {base.policy}"
-    said += "." if best is base else f"; {best.policy} has the best mean of {metric}, but its interval leaves it open."
-    return _named(setting, None, (said,), _undecided(best, base, judged[0][1][0]))
+    said, difference = f"No policy is shown to be better than {base.policy}", judged[0][1][0]
+    open_by = "its interval leaves it open"
+    if difference.has_interval and difference.side():
+        open_by = f"among {len(ranked)} policies one may lie so far ahead by chance (Holm)"
+    said += "." if best is base else f"; {best.policy} has the best mean of {metric}, but {open_by}."
+    return _named(setting, None, (said,), _undecided(best, base, difference))
+
+
+def is_of_rivals(histories: Sequence[History], metric: str) -> bool:
+    """Whether it is the loss of one part of runs whose parts step on their own, each with a loss of its own."""
+    parts = {lane for history in histories for lane in history.lane_rows()}
+    losses = {f"loss/{part}" for part in parts if any(f"loss/{part}" in history.logged for history in histories)}
+    return len(losses) > 1 and metric in losses
 
 
 def _unjudged(best: Contender, base: Contender | None) -> tuple[str, str]:

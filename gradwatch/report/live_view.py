@@ -195,7 +195,7 @@ def standing_out(history: History, apart: float = APART) -> list[Layer]:
         column = norm[~np.isnan(norm[:, i]), i]
         recent, before = column[-RECENT:], column[:-RECENT]
         now, usual = (float(np.median(part)) if len(part) else np.nan for part in (recent, before))
-        far = abs(np.log(now / usual)) if now > 0 and usual > 0 else np.inf if usual > 0 and now == 0 else 0.0
+        far = abs(np.log(now / usual)) if now > 0 and usual > 0 else np.inf if now == 0 and (column > 0).any() else 0.0
         if bad[i] or far > np.log(apart):
             found.append((bool(bad[i]), far, Layer(name, now, usual, int(bad[i]))))
     return [row for _, _, row in sorted(found, key=lambda one: (-one[0], -one[1]))]

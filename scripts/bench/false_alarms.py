@@ -39,8 +39,8 @@ changed for them. First `held out` with seed 0: of 32 trainings one had an error
 `lr-too-high` were mended: a norm that rises and stays is no spike; a loss without a scale is not judged; a jump that is
 soon over is a note. After that `later` was written, and read with `held out` and three seeds each: of 96 trainings
 held out one had an error and none a warning, of 60 later ones none had an error and eight a warning. Then the part of
-`lr-too-high` that counted single high losses was taken out. Of later rules `labels-do-not-fit-inputs` was mended twice for
-what it said here: no group is unseen any more. The table is how it stands with {rules} rules.
+`lr-too-high` that counted single high losses was taken out. Of later rules `labels-do-not-fit-inputs` was mended twice
+for what it said here: no group is unseen any more. The table is how it stands with {rules} rules.
 `scripts/bench/false_alarms.py` makes this page from the trainings in [tests/scenarios](../../tests/scenarios).
 
 | group | trainings | with an error | with a warning | notes |

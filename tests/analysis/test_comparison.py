@@ -253,3 +253,39 @@ def test_runs_of_which_no_two_policies_share_a_setting_are_said_not_to_be_judged
     assert any(note.startswith("No two policies share a setting here") for note in alone.notes)
     both = settle([run(0.8, lr=0.1), run(0.9, lr=0.1, clip="ClipByNorm(1.0)"), run(0.9, lr=0.2)])
     assert not any(note.startswith("No two policies") for note in both.notes)
+
+
+def of_two_parts(ends, seed, clip):
+    """A run of D and G, a loss each, which end where they are said to."""
+    history = make_history(steps=40, clip=clip, params={"seed": str(seed)}, logged=("loss/D", "loss/G"))
+    optimizers = tuple({"name": part, "class": "SGD", "settings": {"lr": 0.1}} for part in "DG")
+    lane = np.where(np.arange(40) % 2 == 0, "D", "G").astype(object)
+    given = {f"loss/{part}": np.where(lane == part, end, np.nan) for part, end in zip("DG", ends, strict=True)}
+    history = changed(history, per_step={**history.per_step, **given}, optimizer=lane)
+    return replace(history, run=replace(history.run, optimizers=optimizers))
+
+
+def test_the_loss_of_a_part_says_nothing_of_a_policy_for_the_parts_may_be_rivals():
+    runs = [of_two_parts((0.65 + seed / 100, 0.75), seed, None) for seed in range(3)]
+    runs += [of_two_parts((0.18 + seed / 100, 2.15), seed, "ClipByGlobalNorm(0.01)") for seed in range(3)]
+    found = settle(runs)
+    assert [winner.policy for winner in found.winners] == [None]
+    assert {*found.table["loss/D_verdict"]} == {"baseline", "not judged"}
+    assert "loss/D is that of one of several parts" in found.winners[0].sentences[0]
+    assert settle(runs, "loss/D").winners[0].policy == "ClipByGlobalNorm(0.01)"  # who names it means it
+
+
+def test_runs_that_go_on_from_another_are_not_set_beside_those_that_began():
+    runs = [run(accuracy, seed, clip=None) for seed, accuracy in enumerate((0.5, 0.51, 0.52))]
+    on = [run(accuracy, seed) for seed, accuracy in enumerate((0.9, 0.91, 0.92))]
+    assert settle(runs + on).winners[0].policy == "ClipByGlobalNorm(1.0)"
+    on = [changed(history, step=history.step + 114) for history in on]
+    winner = settle(runs + on).winners[0]
+    assert (winner.policy, "from step 114 on" in winner.sentences[0]) == (None, True)
+
+
+def test_an_interval_without_0_that_chance_may_explain_is_not_said_to_leave_it_open():
+    near = {None: (0.50, 0.52, 0.54), "ClipByGlobalNorm(1.0)": (0.60, 0.64, 0.74), "AGC(0.01)": (0.4, 0.5, 0.7)}
+    runs = [run(value, seed, clip=clip) for clip, values in near.items() for seed, value in enumerate(values)]
+    (winner,) = settle(runs).winners
+    assert "but among 3 policies one may lie so far ahead by chance (Holm)" in winner.sentences[0]

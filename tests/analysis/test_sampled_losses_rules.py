@@ -25,7 +25,7 @@ from gradwatch.analysis.rules.loss_targets import (
     data_not_shuffled,
     labels_ignored,
 )
-from gradwatch.analysis.rules.losses import scaled_losses
+from gradwatch.analysis.rules.losses import first_values, scaled_losses
 from gradwatch.analysis.rules.no_progress import no_progress
 from gradwatch.analysis.rules.number_targets import targets_not_normalised, targets_out_of_range
 from gradwatch.analysis.rules.open_choices import entropy_too_strong
@@ -877,3 +877,11 @@ def test_one_column_of_the_targets_is_all_of_the_loss(apart, std, found):
     numbers = {"target_mean": 0.0, "target_std": std, "predicted_mean": 0.0, "predicted_std": std, "explained": 0.99}
     told = targets_not_normalised(run_with(**numbers, target_columns_apart=apart))
     assert [f.evidence.get("columns_apart") for f in told] == [apart] * found
+
+
+@pytest.mark.parametrize(("every", "known"), [(1, True), (2, True), (23, False)])
+def test_a_loss_that_is_logged_at_the_end_of_an_epoch_is_none_of_the_beginning(every, known):
+    history = make_history(200, clip=None)
+    loss = np.where(np.arange(200) % every == every - 1, 15.9, np.nan)
+    history = changed(history, per_step={**history.per_step, "loss": loss})
+    assert first_values(history) == ({"loss": 15.9} if known else {})

@@ -46,6 +46,12 @@ def test_the_threshold_is_the_99th_percentile_of_the_norms_before_it_went_wrong(
     assert "the 120 steps before it went wrong" in suggestion.reasons[0]
 
 
+@pytest.mark.parametrize(("severity", "steps"), [("error", 30), ("warning", 200)])
+def test_dead_layers_that_ruined_a_training_end_its_healthy_steps(severity, steps):
+    history = under("SGD", layers=("0.weight",))
+    assert len(healthy_norms(history, [finding("dead-layer", 30, severity=severity)])) == pytest.approx(steps, abs=2)
+
+
 def test_outliers_do_not_raise_the_threshold():
     history = under("SGD")
     calm = parse(one(history).policy).max_norm
@@ -141,7 +147,7 @@ def test_a_clip_that_is_the_learning_rate_gets_a_guard_and_the_rate_that_keeps_t
     history = under("SGD", clip="ClipByGlobalNorm(0.01)", max_norm=0.01)
     suggestion = one(history, finding("clip-is-your-learning-rate", severity="warning"))
     assert parse(suggestion.policy).max_norm > 0.5
-    assert f"{history.total('clip_coef').mean():.2g}" in suggestion.reasons[-1]
+    assert suggestion.reasons[-1].endswith("set the one that the finding names with it.")
 
 
 def test_a_healthy_run_without_a_clip_is_offered_a_guard():

@@ -62,6 +62,9 @@ def test_a_layer_stands_out_when_its_norm_leaves_what_is_usual():
     assert [layer.name for layer in found] == [history.layers[5], history.layers[3]]
     assert found[1].now == pytest.approx(50 * np.median(norm[:250, 3]), rel=0.5)
     assert [layer.nonfinite for layer in standing_out(make_history(200, nan_at=50))] == [1]
+    norm[20:, 2] = 0  # so long that 0 is its usual norm
+    dead = standing_out(changed(history, per_layer={**history.per_layer, "grad_norm": norm}))
+    assert history.layers[2] in [layer.name for layer in dead]
 
 
 def test_what_a_policy_and_the_loss_do_is_said():

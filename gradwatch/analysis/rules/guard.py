@@ -70,10 +70,10 @@ def _rise_before(history: History, step: int, share: float = 0.1) -> int:
 
 
 def _for_good(finding: Finding, last: int) -> bool:
-    """Whether nothing was healthy after it: numbers that stayed non-finite, a spike that ruined the training."""
+    """Whether nothing was healthy after it: numbers that stayed non-finite, a spike or dead layers that ruined it."""
     if finding.rule == "nonfinite":
         return finding.last_step >= last
-    return finding.rule == "spike" and finding.severity == "error"
+    return finding.rule in ("spike", "dead-layer") and finding.severity == "error"
 
 
 def healthy_norms(history: History, findings: Iterable[Finding]) -> Floats:

@@ -59,9 +59,12 @@ def scaled_losses(history: History, nothing: float = 1e-6) -> dict[str, Floats]:
     return {n: values for n, values in found.items() if early[n].min() >= 0 and not early[n][0] < least}
 
 
-def first_values(history: History) -> dict[str, float]:
-    """The first value of each loss whose size says something (`scaled_losses`), by name."""
-    return {name: float(first_quarter(values)[0]) for name, values in scaled_losses(history).items()}
+def first_values(history: History, soon: int = 3) -> dict[str, float]:
+    """The first value of each loss whose size says something (`scaled_losses`), by name: those that were logged in the
+    `soon` first steps. One that comes at the end of an epoch is of weights that were trained.
+    """
+    first = {name: values for name, values in scaled_losses(history).items() if np.isfinite(values[:soon]).any()}
+    return {name: float(first_quarter(values)[0]) for name, values in first.items()}
 
 
 def _logs_an_agent(history: History) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gradwatch.analysis.final_values import final
 from gradwatch.analysis.rules.facts import middle
 from gradwatch.analysis.rules.finding import Finding, either
 from gradwatch.analysis.rules.losses import has_rivals, scaled_losses
@@ -45,19 +46,21 @@ def overfitting(history: History, least: int = 6, lost: float = 0.2, fell: float
     """
     measured = [*held_out(history, least)]
     turns = [
-        Turn(name, int(rows[turned[0]]), turned[1], late_median(values), turned[0] == 0)
+        Turn(name, int(rows[best]), float(values[best]), float(values[-1]), best == 0)
         for name, _, rows, values in measured
-        if is_loss(name) and (turned := _turn(values, lost))
+        if is_loss(name) and (best := _turn(values, lost)) is not None
     ]
     if not turns or has_rivals(history) or logs_rewards(history) or lost_at_once(history):
         return []
     turn = max(turns, key=lambda t: t.ended / t.best)
-    trained = [(name, *_since(values, turn.row)) for name, values in scaled_losses(history).items()]
+    trained = [
+        (name, _about(values, turn.row), final(history, name)) for name, values in scaled_losses(history).items()
+    ]
     if not trained or not all(ended < fell * then for _, then, ended in trained):
         return []
     kept = [
-        (name, sign * late_median(values))
-        for name, sign, rows, values in measured
+        (name, final(history, name))
+        for name, _, rows, values in measured
         if not is_loss(name) and late_median(values) <= middle(values[_around(rows, turn.row)]) + noise_of_one(values)
     ]
     name, then, ended = trained[0]
@@ -101,11 +104,11 @@ _CALIBRATE = (
 )
 
 
-def _turn(values: Floats, lost: float, part: float = 0.05) -> tuple[int, float] | None:
-    """Where a loss of other data, `[N]`, is lowest, and how low, by medians of three, if it rises since; else None.
+def _turn(values: Floats, lost: float, part: float = 0.05) -> int | None:
+    """Where a loss of other data, `[N]`, is lowest, if it rises since; else None.
 
-    A quarter of the values, or three, come after it. The rise is the share `lost` of the lowest, the share `part` of
-    all that was won, and three times the noise of a value; the last quarter lies above half of it.
+    By medians of three a quarter of the values, or three, come after its lowest. The rise is the share `lost` of that,
+    the share `part` of all that was won, and three times the noise of a value; the last quarter lies above half of it.
     """
     if not (values > 0).all():
         return None
@@ -117,7 +120,7 @@ def _turn(values: Floats, lost: float, part: float = 0.05) -> tuple[int, float] 
         return None
     enough = rise > max(lost * low, part * (values[0] - low), 3 * noise_of_one(values))
     stays = (values[-late:] > low + rise / 2).all()
-    return (best, low) if enough and stays else None
+    return int(values.argmin()) if enough and stays else None
 
 
 def _around(rows: np.ndarray, row: int) -> np.ndarray:
@@ -125,9 +128,8 @@ def _around(rows: np.ndarray, row: int) -> np.ndarray:
     return np.argsort(np.abs(rows - row))[:3]
 
 
-def _since(values: Floats, row: int) -> tuple[float, float]:
-    """Where a training loss `[T]` was about a row, and where it ended: medians of a tenth of what was logged."""
+def _about(values: Floats, row: int) -> float:
+    """Where a training loss `[T]` was about a row: the median of a twentieth of what was logged."""
     known = np.flatnonzero(np.isfinite(values))
-    few = max(5, len(known) // 10)
-    near = known[np.argsort(np.abs(known - row), kind="stable")[:few]]
-    return float(np.median(values[near])), float(np.median(values[known[-few:]]))
+    near = known[np.argsort(np.abs(known - row), kind="stable")[: max(5, len(known) // 20)]]
+    return float(np.median(values[near]))
