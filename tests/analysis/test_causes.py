@@ -767,13 +767,15 @@ def test_gradients_that_are_0_where_the_loss_came_to_rest_at_its_lowest_are_no_d
     rests = np.maximum(16 - np.arange(STEPS) / 10, 0.3)
     zero = np.where(np.arange(STEPS)[:, None] > 160, 0.0, 1.0) * np.ones((1, len(LAYERS)))
 
-    def dying(loss):
-        history = run(loss=loss)
+    def dying(loss, **of_run):
+        history = run(loss=loss, **of_run)
         return changed(history, per_layer={**history.per_layer, "grad_norm": zero.astype(np.float32)})
 
     assert dead_layer(dying(rests)) == []
     (found,) = dead_layer(dying(np.where(np.arange(STEPS) > 160, 3.0, rests)))  # it had been better
     assert found.severity == "error"
+    (found,) = dead_layer(dying(np.where(np.arange(STEPS) > 160, 3.0, rests), ratio=0.08))  # twice a usual step
+    assert "Lower the learning rate to about 0.01 or warm it up" in found.cure
 
 
 def test_weights_that_stand_still_where_the_gradients_are_next_to_nothing_have_converged():

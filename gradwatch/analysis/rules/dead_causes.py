@@ -70,7 +70,7 @@ CHOOSE = (
 def _thrown(history: History) -> Why:
     """Steps that threw units to where they are dead, and what came before them."""
     first, kind = first_ratio(history), is_adaptive(history)
-    times = to_usual(history, first) if first > USUAL_RATIO[kind] else 0.1
+    times = min(to_usual(history, first), 0.1) if first > USUAL_RATIO[kind] else 0.1
     cause = "Their gradient became exactly zero and stayed so: a step threw their units, or those after them, to where "
     cause += "they are dead or saturated."
     if has_rivals(history):
