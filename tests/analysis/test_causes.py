@@ -775,7 +775,7 @@ def test_gradients_that_are_0_where_the_loss_came_to_rest_at_its_lowest_are_no_d
     (found,) = dead_layer(dying(np.where(np.arange(STEPS) > 160, 3.0, rests)))  # it had been better
     assert found.severity == "error"
     (found,) = dead_layer(dying(np.where(np.arange(STEPS) > 160, 3.0, rests), ratio=0.08))  # twice a usual step
-    assert "Lower the learning rate to about 0.01 or warm it up" in found.cure
+    assert "lower the learning rate to about 0.01 or warm it up" in found.cure
 
 
 def test_weights_that_stand_still_where_the_gradients_are_next_to_nothing_have_converged():
