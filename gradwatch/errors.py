@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.util
+import logging
 import re
 import sys
 import warnings
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
+log = logging.getLogger("gradwatch")
 _NO_ROOM = re.compile("failed to map segment|cannot allocate memory", re.IGNORECASE)  # in the words of the loader
 _NOT_THE_PROGRAM = ("gradwatch.", "torch.", "contextlib")
 
@@ -92,4 +94,7 @@ def warn(text: str) -> None:
     frame: FrameType | None = sys._getframe()
     while frame is not None and str(frame.f_globals.get("__name__")).startswith(_NOT_THE_PROGRAM):
         level, frame = level + 1, frame.f_back
-    warnings.warn(text, GradwatchWarning, stacklevel=level)
+    try:
+        warnings.warn(text, GradwatchWarning, stacklevel=level)
+    except GradwatchWarning:  # of who makes errors of warnings: it would end the training in its step
+        log.warning(text)

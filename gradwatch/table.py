@@ -133,11 +133,16 @@ def is_logged(name: str) -> bool:
 
 
 def concat_tables(parts: Sequence[Table]) -> Table:
-    """The rows of several tables, by step; a step taken again in a later attempt replaces the earlier one.
+    """The rows of several tables, by step; from its first step on a later attempt replaces all that an earlier one has,
+    also where it ended sooner.
 
     Of a row that was handed over again the last counts. Optimizers that record the same step each keep their row.
     """
     joined = stack(parts)
+    for attempt in np.unique(joined.attempt)[1:]:
+        begins = joined.step[joined.attempt == attempt].min()
+        gone = (joined.attempt < attempt) & (joined.step >= begins)
+        joined = joined.take(np.flatnonzero(~gone)) if gone.any() else joined
     order = np.lexsort((joined.attempt, joined.step))
     step, attempt = joined.step[order], joined.attempt[order]
     starts = np.flatnonzero(np.diff(step, prepend=-1))

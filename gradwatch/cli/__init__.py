@@ -142,7 +142,7 @@ def main(ctx: click.Context) -> None:
     """
     if ctx.invoked_subcommand != "run":  # there it is the script's own
         for stream in (sys.stdout, sys.stderr):
-            if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
                 stream.reconfigure(errors="replace")  # of a terminal that has not all of Unicode
     for name, value in () if ctx.invoked_subcommand in OF_SCRIPTS else MLFLOW_SETTINGS.items():
         os.environ.setdefault(name, value)

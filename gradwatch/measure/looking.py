@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from types import TracebackType
 
-from gradwatch.errors import GradwatchWarning, warn
+from gradwatch.errors import warn
 
-log = logging.getLogger("gradwatch")
+MOST = 50  # things that are said to be left out: a loop may give each value a name of its own
 
 
 class Looking:
@@ -29,12 +28,10 @@ class Looking:
 
     def miss(self, what: str, why: str) -> None:
         """Say, once, that `what` is left out of the record."""
-        if what not in self._said:
+        if what not in self._said and len(self._said) < MOST:
             self._said.add(what)
-            try:
-                warn(f"{what} cannot be recorded, training goes on: {why}")
-            except GradwatchWarning as error:  # where warnings are errors: this one is none
-                log.warning("gradwatch: %s", error)
+            others = "; of what else is left out nothing is said" if len(self._said) == MOST else ""
+            warn(f"{what} cannot be recorded, training goes on: {why}{others}")
 
 
 class _Look:

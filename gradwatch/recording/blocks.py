@@ -60,7 +60,8 @@ def history(
     fields["clip_coef"] = _coefs(rows, fields["clip_coef"])
     here = np.array([row.present for row in rows], bool).reshape(t, -1)
     measured = np.array([row.is_measured for row in rows])
-    layers = _per_layer(fields, (fields.pop("present", here) > 0) & measured[:, None], skipped)
+    present = (fields.pop("present", here) > 0) & measured[:, None]
+    layers = _per_layer(fields, present, skipped, run.clip is not None)
     steps = _per_step(rows, layers, skipped[:, 0])
     for name in () if measured.all() else ("grad_norm", "clipped_norm", "clip_coef", "clip_rate", "nonfinite"):
         steps[name][~measured] = np.nan
@@ -119,11 +120,13 @@ def _coefs(rows: Sequence[Row], written: Any) -> Any:
         return np.where(divided, 1 / np.where(divided, written[:, :1], 1), written)
 
 
-def _per_layer(fields: dict[str, Any], present: Any, skipped: Any) -> dict[str, Any]:
-    """The quantities of every step, NaN where a layer had no gradient; a skipped step has coefficient 0."""
+def _per_layer(fields: dict[str, Any], present: Any, skipped: Any, has_policy: bool) -> dict[str, Any]:
+    """The quantities of every step, NaN where a layer had no gradient; a skipped step has coefficient 0, and counts as
+    clipped only where a policy may have left it out.
+    """
     norms, coef = fields.pop("grad_norm"), fields.pop("clip_coef")
     absent, coef = ~present, np.where(skipped, 0, coef)
-    changed = coef != 1
+    changed = (coef != 1) & has_policy
     if "clip_fraction" in fields:  # it knows, also where the norms are NaN and so is their ratio
         changed = (changed & ~np.isnan(coef)) | (fields["clip_fraction"] > 0)
     table = {"grad_norm": norms, "clip_coef": coef, "clip_rate": changed, "nonfinite": ~np.isfinite(norms), **fields}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shlex
+import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -31,6 +32,7 @@ log = logging.getLogger("gradwatch")
 LEVELS: dict[Severity, int] = {"error": logging.ERROR, "warning": logging.WARNING, "note": logging.INFO}
 _CALLED: dict[Severity, str] = {"error": "an error", "warning": "a warning", "note": "a note"}
 AGREE_STEPS = 16  # how often several ranks ask each other whether to halt
+READ_SECONDS = 1.0  # that the training waits for the file of findings, once
 PROCESS_SECONDS = 5.0  # a run that is over sooner starts no process to diagnose it
 # What close() judges itself, in a third of a second at most; the process that diagnoses has seen most of a longer run.
 CLOSE_STEPS, CLOSE_VALUES = 5_000, 200_000
@@ -107,6 +109,8 @@ class Live:
         self._news: list[tuple[Finding, bool]] = []  # what is to be said, and whether it is taken back
         self._so_far = ""  # the last verdict of the other process
         self._stamp: tuple[int, int] | None = None
+        self._reader: threading.Thread | None = None
+        self._found: tuple[list[Finding], str] | None = None  # what it has read, and the verdict
         self._block: LazyBlock | None = None
         self._failed = False
 
@@ -133,13 +137,27 @@ class Live:
         self._hear(replace(f, optimizer=name or self.part) for name, lane in lanes for f in nonfinite(lane))
 
     def look(self, steps: int) -> None:
-        """Read what the other process found, if that changed; `steps` is how many this one has taken."""
-        if self.home is None:
+        """Read what the other process found, if that changed; `steps` is how many this one has taken.
+
+        By another thread, which is waited for once: a disk that does not answer never answers, and this one trains.
+        """
+        if self.home is None or (self._reader is not None and self._reader.is_alive()):
             return
         if self._process_due is not None and time.monotonic() >= self._process_due and steps:
             self._process_due = None
             courier_process.start_diagnosis(self.home)
-        path = self.home / FINDINGS
+        self._reader = threading.Thread(target=self._read, args=(self.home / FINDINGS,), daemon=True)
+        try:
+            self._reader.start()
+            self._reader.join(READ_SECONDS)
+        except RuntimeError:  # no more threads may be started
+            self._read(self.home / FINDINGS)
+        read, self._found = self._found, None
+        if read is not None:
+            found, self._so_far = read
+            self._compare(found, steps)
+
+    def _read(self, path: Path) -> None:
         try:
             stat = path.stat()
             stamp = (stat.st_mtime_ns, stat.st_ino)
@@ -147,13 +165,13 @@ class Live:
                 return
             data = read_json(path)
             found = [Finding.from_json(finding) for finding in data["findings"]]
+            so_far = str(data.get("verdict") or headline(found))
         except FileNotFoundError:
             return
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             log.debug("%s cannot be read: %s", path, error)
             return
-        self._stamp, self._so_far = stamp, str(data.get("verdict") or headline(found))
-        self._compare(found, steps)
+        self._stamp, self._found = stamp, (found, so_far)
 
     def conclude(self, steps: int) -> str:
         """After the last step is on disk: say what is new, and return the verdict in one line, with the command that

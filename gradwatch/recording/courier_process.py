@@ -143,7 +143,7 @@ def _start(
                 cwd=place if place is not None and os.path.isdir(place) else None,
                 start_new_session=True,
             )
-    except (OSError, RunError) as error:
+    except (OSError, RunError, TypeError) as error:  # the last of an interpreter that does not know its own path
         log.warning("gradwatch: cannot start %s (%s); %s", Path(output).stem, error, instead.format(folder))
         return None
     # Reaped when it ends: no zombie in a long notebook, no ResourceWarning when the handle is dropped.

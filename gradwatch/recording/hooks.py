@@ -194,6 +194,11 @@ def taken_off() -> Hooks:
     return hooks
 
 
+def watched_by_nobody(watch: object) -> tuple[Callable[[], None], tuple[()]]:
+    """What keeps its Watch, a model or a trainer, can be copied and saved: the copy has None in its place."""
+    return type(None), ()
+
+
 def _nothing(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Stands where a hook was."""
 

@@ -132,9 +132,10 @@ class Recorder:
     def due_at_once(self) -> bool:
         """Whether the last row, too, should leave before the next step begins, because that may take long.
 
-        Not while something is still to be logged for it, going by the step before.
+        Not while something is still to be logged for it, going by the step before; nor what waits for the first step.
         """
-        return (self.is_logged or not self.was_logged) and (self.due or self.pace > self.seconds)
+        there = bool(self.rows) or self.sent is not None
+        return there and (self.is_logged or not self.was_logged) and (self.due or self.pace > self.seconds)
 
     def begin(self, row: Row, fields: Sequence[Tensor | None], values: Mapping[str, Any]) -> None:
         """Record a step: norms `[L]`, coefficients `[]` or `[L]` (None: 1), further fields `[L]`, whether skipped (0-d
@@ -239,9 +240,10 @@ class Recorder:
         oldest = first - (self.sent is not None)  # what another thread logged for a row that has left since
         known = [(max(at, oldest), name, v) for at, name, v in self.values[:seen]]
         leaving = [value for value in known if value[0] < first + done]
-        if not done and not leaving:
-            return None  # scalars logged before the first step wait for it
         now = time.monotonic()
+        if not done and not leaving:
+            self.drained = now  # else each value that is logged would look for what leaves
+            return None  # scalars logged before the first step wait for it
         self.pause = self.seconds if now - self.drained >= self.pause else self.pause
         self.drained = now
         block = self.ring.stage(first, done, [v for _, _, v in leaving if isinstance(v, Tensor)])

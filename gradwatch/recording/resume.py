@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -42,7 +43,7 @@ def saved(stepper: Stepper, folder: Path, attempt: int) -> dict[str, Any]:
         "layers": list(stepper.layout.names),
         "policy_state": {k: v.clone() for k, v in stepper.clipper.state.items()},
         "renorm_state": {k: v.clone() for k, v in stepper.weights.state.items()},
-        "dir": str(folder.resolve()),
+        "dir": os.path.abspath(folder),  # asks no disk
         "attempt": attempt,
     }
 

@@ -21,7 +21,7 @@ from gradwatch.recording.backward_calls import another_thread_is_in_one
 from gradwatch.recording.callbacks import Live
 from gradwatch.recording.clipper import Clipper
 from gradwatch.recording.courier_process import CourierProcess
-from gradwatch.recording.hooks import taken_off, untraced
+from gradwatch.recording.hooks import taken_off, untraced, watched_by_nobody
 from gradwatch.recording.inside import Inside
 from gradwatch.recording.layers import Source, describe, held, tell_forgotten
 from gradwatch.recording.learning_rate import RateScale
@@ -100,6 +100,8 @@ class Watch:
         """Whether this Watch has ended."""
         return self._closed
 
+    __reduce__ = watched_by_nobody
+
     @untraced
     def log(self, /, **values: float | Tensor | Sequence[int]) -> None:
         """Add scalars to the last step taken: numbers, or one-element tensors on any device (nothing waits for them).
@@ -122,7 +124,6 @@ class Watch:
             self._recorder.add(values, ahead=True)
 
     def _clipped(self, clip: Clip) -> None:
-        """The loop clipped gradients for the coming step."""
         self._stepper.loop_clips.add(clip)
 
     def _holds(self, optimizers: Iterable[Optimizer]) -> bool:
@@ -212,7 +213,7 @@ class Watch:
         self._resumed_at = self._stepper.steps
         folder = Path(state["dir"])
         apart = resume.apart(folder, changed)
-        if apart or folder == self.dir.resolve() or isinstance(self._writer, NullWriter):
+        if apart or folder.resolve() == self.dir.resolve() or isinstance(self._writer, NullWriter):
             self._writer.update(first_step=self._stepper.steps)  # what came before is not here
         else:
             self._writer = resume.reopened(folder, int(state["attempt"]), self._writer)

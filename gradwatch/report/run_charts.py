@@ -187,7 +187,7 @@ def lane_lines(history: History, values: Floats, name: str, color: str, **style:
 def clip_charts(history: History) -> tuple[list[Chart], list[str]]:
     """The coefficient and the clip rate over the steps, of all that clipped; a sentence instead where nothing did."""
     if not history.run.clip and not clips_itself(history):
-        return [], ["No clipping policy: every clip coefficient is 1."]
+        return [], ["No clipping policy: no gradient was clipped."]
     charts: list[Chart] = []
     said, history = changed(history), as_one(history)
     coef = history.total("clip_coef")

@@ -20,7 +20,7 @@ def here() -> dict[str, Any]:
 
 def is_gone(pid: int | None, host: str | None, started: str | None = None) -> bool:
     """Whether the process ran on this host and has ended. One of another host cannot be seen: it counts as there."""
-    if pid is None or host != socket.gethostname():
+    if pid is None or host != socket.gethostname() or _is_elsewhere(started):
         return False
     try:
         os.kill(pid, 0)
@@ -30,16 +30,28 @@ def is_gone(pid: int | None, host: str | None, started: str | None = None) -> bo
         pass  # it belongs to somebody else
     if _state(pid) == "Z":  # killed, but its parent has not asked for its exit code yet
         return True
-    return started is not None and _started(pid) not in (None, started)
+    now = _started(pid)
+    return started is not None and now is not None and not f"{now}/".startswith(f"{started}/")
 
 
 def _started(pid: int) -> str | None:
-    """The boot of the machine and the clock tick since then at which the process began; None where /proc lacks it."""
+    """The boot of the machine, the clock tick since then at which the process began, and the namespace of its number,
+    as of a container; None where /proc lacks it.
+    """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot}/{_fields(pid)[19]}"
+        return f"{boot}/{_fields(pid)[19]}/{os.readlink('/proc/self/ns/pid')}"
     except (OSError, IndexError):
         return None
+
+
+def _is_elsewhere(started: str | None) -> bool:
+    """Whether a process that `_started` so has its number in another namespace of this boot: it cannot be seen."""
+    boot, _, within = (started or "").partition("/")
+    here = _started(os.getpid())
+    if here is None or "/" not in within:  # nor did earlier versions say
+        return False
+    return here.startswith(f"{boot}/") and not here.endswith(within.partition("/")[2])
 
 
 def _state(pid: int) -> str | None:

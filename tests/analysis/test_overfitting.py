@@ -69,6 +69,8 @@ def test_what_was_never_better_than_at_first_has_another_cause_too():
         {"val_loss": measured(turns()), "reward": FALLS},  # an agent's own data
         {"loss_d": turns()},  # of the training data
         {"val_loss": measured(turns() - 1.0)},  # a likelihood, whose share says nothing
+        {"val_loss": measured(FALLS + 0.5), "val_kl_loss": measured(0.1 + ROW / 100)},  # a term of what falls
+        {"val_kl_loss": measured(0.1 + ROW / 100), "val_rec_loss": measured(FALLS + 0.5)},
     ],
 )
 def test_it_is_not_said_of(columns):
@@ -79,3 +81,10 @@ def test_that_nothing_got_better_on_other_data_follows_from_it():
     history = run(loss=np.r_[FALLS[:100], FALLS[100:] ** 2], val_loss=measured(turns(at=60, slope=0.006)))
     roots = [finding for finding in diagnose(history) if finding.rule in ("overfitting", "no-progress")]
     assert [finding.rule for finding in roots] == ["overfitting"]
+
+
+def test_of_a_regression_no_probabilities_are_spoken_of():
+    (found,) = overfitting(run(val_loss=measured(turns()), val_r2=measured(0.8 + 0.01 * np.sin(ROW))))
+    assert found.severity == "note"
+    assert "probabilities" not in found.cause + found.cure
+    assert found.cure.startswith("If val_r2 is what counts, nothing has to be done. If not: Keep the weights")

@@ -8,6 +8,7 @@ import os
 import pickle
 import subprocess
 import sys
+import threading
 import warnings
 from dataclasses import replace
 
@@ -501,3 +502,31 @@ def test_an_empty_block_of_news_costs_a_step_nothing(tmp_path):
     live.speak()
     assert not live._news
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_disk_that_does_not_answer_holds_no_step_up(ends, tmp_path, monkeypatch):
+    """A hard mount whose server is gone: whoever asks it never comes back."""
+    model, optimizer, watching = setting(tmp_path, on_finding=(heard := []).append)
+    asked, go_on = threading.Event(), threading.Event()
+    stat = type(watching.dir).stat
+
+    def hangs(path, **options):
+        if path.name == FINDINGS and not go_on.is_set():
+            asked.set()
+            go_on.wait(60)
+        return stat(path, **options)
+
+    monkeypatch.setattr(callbacks, "READ_SECONDS", 0.05)
+    monkeypatch.setattr(type(watching.dir), "stat", hangs)
+    tell(watching.dir, EXPLODING)
+    train(model, optimizer, 4 * ROWS)
+    assert asked.is_set()
+    assert heard == []
+    if ends:  # it was slow, and no more
+        go_on.set()
+        watching._live._reader.join()
+        train(model, optimizer, 2 * ROWS)
+        assert [finding.rule for finding in heard] == ["exploding"]
+    watching.close()
+    go_on.set()

@@ -93,6 +93,16 @@ def test_a_history_prints_in_one_line():
     assert repr(make_history(status="FINISHED")) == "History('mlp', 200 steps x 7 layers, finished)"
 
 
+@pytest.mark.parametrize("parts", [1, 3])
+def test_what_an_attempt_threw_away_is_gone_also_where_the_next_one_ends_sooner(parts, tmp_path):
+    old = make_history(100, nan_at=80)
+    new = changed(make_history(100, seed=1).slice(50, 70), attempt=np.ones(20, np.int64))
+    joined = concat([*(old.slice(100 * i // parts, 100 * (i + 1) // parts) for i in range(parts)), new])
+    assert joined.step.tolist() == [*range(70)]
+    assert joined.layer_step.tolist() == [*range(70)]
+    assert np.isfinite(joined.total("grad_norm")).all()
+
+
 def test_steps_recorded_again_belong_to_the_later_attempt():
 
     first = make_history(steps=30, seed=1)

@@ -367,6 +367,10 @@ def test_a_process_is_told_from_a_later_one_of_the_same_number():
     assert is_gone(me["pid"], me["host"], "another boot/123")
     assert not is_gone(me["pid"], "elsewhere", "another boot/123")
     assert not is_gone(None, me["host"])
+    boot, tick, namespace = me["pid_started"].split("/")
+    assert not is_gone(me["pid"], me["host"], f"{boot}/{tick}")  # as earlier versions have it
+    assert is_gone(me["pid"], me["host"], f"{boot}/1/{namespace}")
+    assert not is_gone(2**22 - 1, me["host"], f"{boot}/1/pid:[1]")  # of a container: it cannot be seen
 
 
 @pytest.mark.parametrize("status", ["RUNNING", "KILLED"])

@@ -5,13 +5,16 @@ Legend: T recorded steps, N measurements of other data.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gradwatch.analysis.final_values import final
 from gradwatch.analysis.rules.facts import middle
 from gradwatch.analysis.rules.finding import Finding, either
+from gradwatch.analysis.rules.loss_graph import number_of_classes
 from gradwatch.analysis.rules.losses import has_rivals, scaled_losses
 from gradwatch.analysis.rules.no_progress import lost_at_once
 from gradwatch.analysis.rules.progress import held_out
@@ -35,7 +38,8 @@ class Turn:
 def overfitting(history: History, least: int = 6, lost: float = 0.2, fell: float = 0.5) -> list[Finding]:
     """A loss of other data rises from its lowest on, while that of the training data falls on.
 
-    Of a loss that is measured on other data `least` times or more (`_turn`): it ended higher than its lowest by the
+    Of a loss that is measured on other data `least` times or more (`_turn`), `val_loss` and the like, or all of them
+    where none is called so: it ended higher than its lowest by the
     share `lost` of that. Each training loss fell meanwhile to less than `fell` of what it was there. A warning; a note
     where another metric of known direction, an accuracy, say, is as good in the end as it was there. Where the lowest
     is the first that was measured, the two sets of data may also be unlike. Not judged: what is lost from one
@@ -45,14 +49,12 @@ def overfitting(history: History, least: int = 6, lost: float = 0.2, fell: float
     arXiv:1706.04599, section 3 (a loss that overfits where the error does not: probabilities too near 0 and 1).
     """
     measured = [*held_out(history, least)]
-    turns = [
-        Turn(name, int(rows[best]), float(values[best]), float(values[-1]), best == 0)
-        for name, _, rows, values in measured
-        if is_loss(name) and (best := _turn(values, lost)) is not None
-    ]
-    if not turns or has_rivals(history) or logs_rewards(history) or lost_at_once(history):
+    losses = [(name, rows, values) for name, _, rows, values in measured if is_loss(name)]
+    whole = [one for one in losses if len(_WORDS.findall(one[0])) <= 2]  # `val_loss` beside its terms
+    turns = [_turn(*one, lost) for one in whole or losses]
+    if not turns or None in turns or has_rivals(history) or logs_rewards(history) or lost_at_once(history):
         return []
-    turn = max(turns, key=lambda t: t.ended / t.best)
+    turn = max((turn for turn in turns if turn), key=lambda t: t.ended / t.best)
     trained = [
         (name, _about(values, turn.row), final(history, name)) for name, values in scaled_losses(history).items()
     ]
@@ -67,12 +69,12 @@ def overfitting(history: History, least: int = 6, lost: float = 0.2, fell: float
     step = int(history.step[turn.row])
     causes = _UNLIKE if turn.is_first else ()
     why = either(causes) if causes else "What is learnt from there on holds of the training data alone."
+    cure = _REGULARISE.format(metric=turn.metric, step=step)
     if kept:
         causes = ()
-        why = (
-            f"{kept[0][0]}, at {kept[0][1]:.3g}, is as good as it was there: the answers stay right, and their "
-            "probabilities come too near to 0 and 1."
-        )
+        of_classes = (number_of_classes(history) or 1) > 1 or "acc" in kept[0][0].lower()
+        why = f"{kept[0][0]}, at {kept[0][1]:.3g}, is as good as it was there: {_SURE if of_classes else _FEW_ANSWERS}"
+        cure = _CALIBRATE if of_classes else f"If {kept[0][0]} is what counts, nothing has to be done. If not: {cure}"
     return [
         Finding(
             "overfitting",
@@ -83,7 +85,7 @@ def overfitting(history: History, least: int = 6, lost: float = 0.2, fell: float
             {"metric": turn.metric, "best": turn.best, "ended": turn.ended, "trained_to": ended},
             f"{turn.metric} was lowest {'when first measured, ' * turn.is_first}at step {step}, {turn.best:.3g}, and "
             f"rises since, to {turn.ended:.3g}, while {name} fell from {then:.3g} to {ended:.3g}. {why}",
-            _CALIBRATE if kept else _REGULARISE.format(metric=turn.metric, step=step),
+            cure,
             alternatives=causes,
         )
     ]
@@ -98,13 +100,18 @@ _UNLIKE = (
     "what is learnt from there on holds of the training data alone",
     "the other data are prepared in another way, or asked for something else",
 )
+_SURE = "the answers stay right, and their probabilities come too near to 0 and 1."
+_FEW_ANSWERS = "what the loss weighs most, a few answers far off, say, is worse, and most answers are not."
 _CALIBRATE = (
     "If only the answers count, nothing has to be done. If the probabilities do: stop earlier, smooth the labels "
     "(label_smoothing=0.1), or divide the logits by a temperature that is fitted on the other data."
 )
 
 
-def _turn(values: Floats, lost: float, part: float = 0.05) -> int | None:
+_WORDS = re.compile(r"[^\W_]+")
+
+
+def _turn(name: str, rows: NDArray[np.intp], values: Floats, lost: float, part: float = 0.05) -> Turn | None:
     """Where a loss of other data, `[N]`, is lowest, if it rises since; else None.
 
     By medians of three a quarter of the values, or three, come after its lowest. The rise is the share `lost` of that,
@@ -120,10 +127,13 @@ def _turn(values: Floats, lost: float, part: float = 0.05) -> int | None:
         return None
     enough = rise > max(lost * low, part * (values[0] - low), 3 * noise_of_one(values))
     stays = (values[-late:] > low + rise / 2).all()
-    return int(values.argmin()) if enough and stays else None
+    if not (enough and stays):
+        return None
+    lowest = int(values.argmin())
+    return Turn(name, int(rows[lowest]), float(values[lowest]), float(values[-1]), lowest == 0)
 
 
-def _around(rows: np.ndarray, row: int) -> np.ndarray:
+def _around(rows: NDArray[np.intp], row: int) -> NDArray[np.intp]:
     """The places of the three of these rows nearest to `row`."""
     return np.argsort(np.abs(rows - row))[:3]
 
