@@ -47,7 +47,7 @@ class Inside:
     micro_batches: MicroBatches | None = None
     logits: LargestLogits | None = None  # in all steps
     mode: Mode | None = None  # of the model, in all steps
-    at_rest: Sequence[Tensor] = ()  # the parameters of the model that are in no optimizer
+    at_rest: list[Tensor] = field(default_factory=list)  # until the first step: parameters that no optimizer holds
     loss_graphs: LossGraphs = field(default_factory=LossGraphs)  # before the first steps
     loss_targets: LossTargets = field(default_factory=LossTargets)  # in ever rarer steps
 
@@ -68,6 +68,7 @@ class Inside:
             found |= constant_weights(layout)
         with looking.at("frozen_elements"):
             found |= frozen_weights(self.at_rest, layout.device)
+        self.at_rest.clear()  # a teacher may go away meanwhile
         return found
 
     def begin(self, step: int, layout: Layout, lanes: Sequence[str] = (), samples: bool = True) -> None:

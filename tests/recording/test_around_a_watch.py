@@ -1,8 +1,10 @@
 """What stands around a Watch harms no training: what is logged before its first step, warnings, copies of a model."""
 
 import copy
+import gc
 import pickle
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -84,3 +86,14 @@ def test_a_part_in_torchscript_is_looked_past(tmp_path):
             model(torch.randn(4, 6)).square().mean().backward()
             optimizer.step()
     assert len(gradwatch.open_history(watching.dir)) == 3
+
+
+def test_a_frozen_part_that_is_deleted_is_gone(tmp_path):
+    model = torch.nn.ModuleDict({"net": mlp(), "teacher": mlp().requires_grad_(False)})
+    optimizer = torch.optim.SGD(model["net"].parameters(), lr=0.1)
+    with watch(model, optimizer, tmp_path):
+        train(model["net"], optimizer, 1)
+        weight = weakref.ref(model["teacher"][0].weight)
+        del model["teacher"]
+        gc.collect()
+        assert weight() is None

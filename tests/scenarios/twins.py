@@ -171,6 +171,7 @@ NOT_TOLD = {
     "targets-not-normalised",
     "class-imbalance",
     "labels-do-not-fit-inputs",
+    "overfitting",
     "entropy-too-strong",
     "loss-terms-unbalanced",
     "padding-read-as-data",

@@ -183,8 +183,8 @@ def test_resuming_goes_on_in_the_parts_of_the_old_run(pairs, tmp_path, together)
     g2.close()
     d2.close()
     lanes = open_history(g.dir.parent).lanes()
-    assert lanes["G"].step.tolist() == list(range(7))
-    assert lanes["G"].attempt.tolist() == [0] * 4 + [1] * 2 + [0]
+    assert lanes["G"].step.tolist() == list(range(6))
+    assert lanes["G"].attempt.tolist() == [0] * 4 + [1] * 2
     assert lanes["D"].step.tolist() == list(range(10))
 
 
