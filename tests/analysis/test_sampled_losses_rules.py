@@ -648,6 +648,22 @@ def test_out_of_reach(operations, low, high, found):
     assert [f.evidence["operation"] for f in findings] == ([found] if found else [])
 
 
+@pytest.mark.parametrize(("explained", "low", "found"), [(0.9, -0.15, 0), (0.1, -0.15, 1), (0.9, -0.6, 1)])
+def test_noise_beyond_what_a_sigmoid_gives_is_no_target_that_cannot_be_met(explained, low, found):
+    learns = explained * np.minimum(np.arange(SAMPLES) / 8, 1.0)
+    run = run_with(graph=path("MseLoss Sigmoid Addmm"), target_low=low, target_high=1.05, explained=learns)
+    assert len(targets_out_of_range(run)) == found
+
+
+@pytest.mark.parametrize(("count", "ends", "found"), [(7, 0.1, 1), (5, 0.1, 0), (5, 1.9, 1)])
+def test_masks_and_gates_that_begin_alike_are_no_copies_in_a_training_that_succeeds(count, ends, found):
+    made = run_with(losses=ends + (2 - ends) * np.exp(-np.arange(240) / 40), logged=("loss",))
+    known = np.where(np.arange(240) == 0, count, np.nan)
+    history = changed(made, per_step={**made.per_step, "constant_weights": known})
+    alike = [f for f in bad_initialisation(history) if "constant_matrices" in f.evidence]
+    assert len(alike) == found
+
+
 @pytest.mark.parametrize(
     ("at", "second", "found"), [(0, 3.0, True), (10, 3.0, False), (1, 3.0, True), (1, 5e4, False), (1, np.nan, True)]
 )

@@ -68,13 +68,14 @@ def bad_initialisation(
 def _all_alike(history: History) -> list[Finding]:
     """All elements of most matrices, two at least, were one number other than 0 before the first step.
 
-    Whatever comes of it; of one among others it is not said, as units whose outputs are weighed differently come apart.
+    Of all of them whatever comes of it; where there are others, not of a training that succeeds by half: masks, gates
+    and scales begin so. Of one it is not said, as units whose outputs are weighed differently come apart.
     Nor where gains of a norm over several dimensions may be what is alike.
     Source: Goodfellow et al., Deep Learning, section 8.4 (initial weights break the symmetry between units).
     """
     count = history.total("constant_weights")[:1].sum()
     names = tuple(layer.name for layer in history.run.layers if sum(size > 1 for size in layer.shape) > 1)
-    if not count > 1 or 2 * count < len(names):
+    if not count > 1 or 2 * count < len(names) or (count < len(names) and succeeds(history, 0.5)):
         return []
     if any("Norm" in history.run.modules.get(name.rpartition(".")[0], "") for name in names):
         return []

@@ -11,21 +11,22 @@ from gradwatch.analysis.rules.finding import Finding, either, whole_run
 from gradwatch.analysis.rules.loss_graph import graph_rows, reached_range, shape_in
 from gradwatch.analysis.rules.losses import has_rivals
 from gradwatch.analysis.rules.progress import came_down, loss_progress, succeeds
-from gradwatch.analysis.rules.sampled_losses import LEAST_SAMPLES, sampled
+from gradwatch.analysis.rules.sampled_losses import LEAST_SAMPLES, is_explained, sampled
 from gradwatch.analysis.rules.series import late_median
 from gradwatch.formatting import percent
 from gradwatch.history import History
 
 
-def targets_out_of_range(history: History, beyond: float = 0.05) -> list[Finding]:
+def targets_out_of_range(history: History, beyond: float = 0.05, by_noise: float = 0.25) -> list[Finding]:
     """The last operation cannot give what is asked for: a sigmoid, a tanh, a softmax or a ReLU, and targets outside of
     its range. A warning.
 
     Alarm: the graph of the loss shows that operation right below a loss of differences, and more than a twentieth of
     the targets lie further outside, by the medians over the samples, than `beyond` of the distance that nine tenths of
-    the targets span; or they add up to less than half or more than twice what a softmax does. Or that share of the
-    targets of a binary cross-entropy lie outside of 0 and 1. Or, of a loss whose targets are not known, all that is
-    given out came to the ends of its range while most of the loss was left (`_at_its_ends`).
+    the targets span (than `by_noise` of it where the outputs explain half of them: noise, whose mean is within); or
+    they add up to less than half or more than twice what a softmax does. Or that share of the targets of a binary
+    cross-entropy lie outside of 0 and 1. Or, of a loss whose targets are not known, all that is given out came to the
+    ends of its range while most of the loss was left (`_at_its_ends`).
     Source: the ranges of these functions; Goodfellow et al. (2016), Deep Learning, section 6.2.2.
     """
     outside = sampled(history, "target_outside")[1]
@@ -37,7 +38,8 @@ def targets_out_of_range(history: History, beyond: float = 0.05) -> list[Finding
         return _at_its_ends(history)
     operation, layer, least, most = shown
     lowest, highest = float(np.median(low)), float(np.median(high))
-    room, in_all = beyond * (highest - lowest), _in_all(history, layer) if operation == "softmax" else 1.0
+    in_all = _in_all(history, layer) if operation == "softmax" else 1.0
+    room = (by_noise if is_explained(history, least=3) else beyond) * (highest - lowest)
     is_within = lowest >= least - room and highest <= most + room
     if is_within and 0.5 < in_all < 2:
         return []
