@@ -97,4 +97,4 @@ def warn(text: str) -> None:
     try:
         warnings.warn(text, GradwatchWarning, stacklevel=level)
     except GradwatchWarning:  # of who makes errors of warnings: it would end the training in its step
-        log.warning(text)
+        log.warning("gradwatch: %s", text)

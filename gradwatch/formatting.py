@@ -65,13 +65,16 @@ def setting_text(value: float) -> str:
 _CALLS = {"user_max_norm": "clip_grad_norm_(max_norm={})", "user_clip_value": "clip_grad_value_(clip_value={})"}
 
 
-def loop_clips(per_step: Mapping[str, Any]) -> str:
-    """The loop's own clips in `per_step`, as code: `clip_grad_norm_(max_norm=1.0)`; empty where there is none."""
+def loop_clips(per_step: Mapping[str, Any], last: bool = False) -> str:
+    """The loop's own clips in `per_step`, as code: `clip_grad_norm_(max_norm=1.0)`; empty where there is none. With
+    `last` as they were in the end, where a bound changed.
+    """
     calls = []
     for column, call in _CALLS.items():
         values = np.asarray(per_step.get(column, ()), np.float64).ravel()
         values = values[np.isfinite(values)]  # a max_norm of inf only measures
         if len(values):
+            values = values[-1:] if last else values
             low, high = float(values.min()), float(values.max())
             calls.append(call.format(low if low == high else f"{low} to {high}"))
     return ", ".join(calls)

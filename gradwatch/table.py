@@ -139,18 +139,15 @@ def concat_tables(parts: Sequence[Table]) -> Table:
     Of a row that was handed over again the last counts. Optimizers that record the same step each keep their row.
     """
     joined = stack(parts)
+    kept = np.ones(len(joined), bool)
     for attempt in np.unique(joined.attempt)[1:]:
         begins = joined.step[joined.attempt == attempt].min()
-        gone = (joined.attempt < attempt) & (joined.step >= begins)
-        joined = joined.take(np.flatnonzero(~gone)) if gone.any() else joined
-    order = np.lexsort((joined.attempt, joined.step))
-    step, attempt = joined.step[order], joined.attempt[order]
-    starts = np.flatnonzero(np.diff(step, prepend=-1))
-    if len(starts) < len(order):
-        latest = np.repeat(attempt[np.append(starts[1:], len(order)) - 1], np.diff(starts, append=len(order)))
-        rows = order[attempt == latest]
-        keys = zip(joined.step[rows], joined.optimizer[rows], strict=True)
-        order = np.array([*dict(zip(keys, rows, strict=True)).values()], np.int64)
+        kept &= (joined.attempt >= attempt) | (joined.step < begins)
+    rows = np.flatnonzero(kept)
+    order = rows[np.argsort(joined.step[rows], kind="stable")]
+    if (np.diff(joined.step[order]) == 0).any():
+        keys = zip(joined.step[order], joined.optimizer[order], strict=True)
+        order = np.array([*dict(zip(keys, order, strict=True)).values()], np.int64)
     return joined if np.array_equal(order, np.arange(len(joined))) else joined.take(order)
 
 

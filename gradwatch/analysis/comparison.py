@@ -93,8 +93,8 @@ def settle(
     known = list(dict.fromkeys(policies(histories)))
     if baseline is not None and baseline not in known:
         raise RunError(f"no run has the policy {baseline!r} to compare with; there are: {', '.join(known)}")
-    open_to_rivals = {name for name in metrics if metric is None and is_of_rivals(histories, name)}
-    better_high = {name: None if name in open_to_rivals else higher_is_better(name, histories) for name in metrics}
+    of_rivals = {name for name in metrics if metric is None and is_of_rivals(histories, name)}
+    better_high = {name: None if name in of_rivals else higher_is_better(name, histories) for name in metrics}
     if metrics and rises is not None:
         better_high[metrics[0]] = rises
     found = {
@@ -119,11 +119,10 @@ def settle(
         drawn.sort(key=partial(_rank, better_high=better_high))
         rows += drawn
         if metrics and len(contenders) > 1:
-            winners.append(
-                winner(title, [contenders[row["policy"]] for row in drawn], base, metrics[0], better_high[metrics[0]])
-            )
+            first, ranked = metrics[0], [contenders[row["policy"]] for row in drawn]
+            winners.append(winner(title, ranked, base, first, better_high[first], first in of_rivals))
     table = pd.DataFrame(rows)
-    notes = [*of_table(table, better_high, target, open_to_rivals), *of_policies([*found.values()])]
+    notes = [*of_table(table, better_high, target, of_rivals), *of_policies([*found.values()])]
     notes += [*(without_direction(histories) if metric is None else ()), *odd_ones(histories, metrics)]
     return Comparison(table, tuple(metrics), tuple(winners), tuple(notes))
 

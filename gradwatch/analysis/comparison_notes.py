@@ -20,22 +20,22 @@ if TYPE_CHECKING:
 
 
 def of_table(
-    table: pd.DataFrame, better_high: Mapping[str, bool | None], target: float | None, of_rivals: Collection[str] = ()
+    table: pd.DataFrame, better_high: Mapping[str, bool | None], target: float | None, of_rivals: Collection[str]
 ) -> tuple[str, ...]:
     """What a reader must know of the numbers, in sentences. `of_rivals` are losses of parts, which judge no policy."""
     notes = []
     metrics = list(better_high)
     if metrics:
         high = better_high[metrics[0]]
-        if high is None and metrics[0] not in of_rivals:
+        if high is not None:
+            word = "higher" if high else "lower"
+            spread = "; ± is the 95 % interval over the seeds" if table[f"{metrics[0]}_low"].notna().any() else ""
+            notes.append(f"The verdict is by {metrics[0]}, {word} is better{spread}.")
+        elif metrics[0] not in of_rivals:
             notes.append(
                 f"Whether {metrics[0]} is meant to rise or to fall is not known: there is no verdict. Say it with "
                 "--higher-is-better or --lower-is-better."
             )
-        elif high is not None:
-            word = "higher" if high else "lower"
-            spread = "; ± is the 95 % interval over the seeds" if table[f"{metrics[0]}_low"].notna().any() else ""
-            notes.append(f"The verdict is by {metrics[0]}, {word} is better{spread}.")
         method = table[f"{metrics[0]}_method"]
         if table["runs"].eq(1).all():
             notes.append("One run each: there is no interval and no verdict. Repeat with more seeds (three or more).")

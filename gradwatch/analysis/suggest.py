@@ -86,9 +86,7 @@ def _suggest(history: History, roots: list[Finding]) -> tuple[str, tuple[str, ..
         why = f"{optimizer_kind(history)} divides by the gradient's own scale: a clip does not make its steps smaller."
         return "", (why, "Instead: lower the learning rate, or warm it up over the first few hundred steps.")
     if not rules and (history.run.clip or loop_clips(history.per_step)):
-        # a bound may change, as where a run is resumed with another
-        last = {name: values[np.isfinite(values)][-1:] for name, values in history.per_step.items()}
-        kept = history.run.clip or loop_clips(last)
+        kept = history.run.clip or loop_clips(history.per_step, last=True)  # a run may be resumed with another bound
         return "", (f"Keep {kept}: no error and no warning asks for another.",)
     if rules == {"nonfinite"} and not len(healthy_norms(history, roots)):
         return "", (f"No step was finite: whatever is clipped or skipped, nothing is trained. First: {roots[0].cure}",)

@@ -118,16 +118,24 @@ def signed(found: Estimate) -> str:
 
 
 def winner(
-    setting: str, ranked: Sequence[Contender], base: Contender | None, metric: str, rises: bool | None
+    setting: str,
+    ranked: Sequence[Contender],
+    base: Contender | None,
+    metric: str,
+    rises: bool | None,
+    of_rivals: bool,
 ) -> Winner:
-    """The winner among the contenders of one setting, the best mean first; against the baseline if there is one."""
+    """The winner among the contenders of one setting, the best mean first; against the baseline if there is one.
+
+    `of_rivals`: the metric is the loss of one part of several (`is_of_rivals`), and `rises` is None for that.
+    """
     best = ranked[0]
     if base is not None and base.mean(metric) == best.mean(metric):  # a policy that never acted is not better
         best = base
     if all(np.isnan(one.mean(metric)) for one in ranked):
         said = f"No run here has a final value of {metric}: there is no verdict."
         return _named(setting, None, (said,), "log it in every run, or compare by another: --metric NAME")
-    if rises is None and is_of_rivals(ranked[0].members, metric):
+    if rises is None and of_rivals:
         said = f"{metric} is that of one of several parts, which may train against each other: a low one is no verdict."
         return _named(setting, None, (said,), "name what decides, a metric of what all of them make: --metric NAME")
     if rises is None:

@@ -43,9 +43,8 @@ def units_of(model: nn.Module) -> dict[int, Units]:
     found: dict[int, Units] = {}
     units: Units | None = None
     for module in model.modules():
-        if any(True for _ in module.parameters(recurse=False)):
-            own = {} if isinstance(module, nn.Embedding) else dict(module.named_parameters(recurse=False))
-            weight = own.get("weight")
+        if own := dict(module.named_parameters(recurse=False)):
+            weight = None if isinstance(module, nn.Embedding) else own.get("weight")
             spread = weight if isinstance(weight, Tensor) and is_sharded(weight) else None
             units = Units(1 if type(module).__name__.startswith(_CHANNELS) else -1, spread)
         if units is not None:

@@ -133,6 +133,8 @@ def _start(
     """`gradwatch COMMAND --follow FOLDER` as a detached process; None, and a log line that says what to do instead."""
     try:
         refuse_links([folder / output])
+        if not sys.executable:
+            raise RunError("the interpreter does not know its own path")
         with open(folder / output, "ab") as file:
             process = subprocess.Popen(
                 [sys.executable, "-m", "gradwatch", command, *options, "--follow", str(Path(folder).resolve())],
@@ -143,7 +145,7 @@ def _start(
                 cwd=place if place is not None and os.path.isdir(place) else None,
                 start_new_session=True,
             )
-    except (OSError, RunError, TypeError) as error:  # the last of an interpreter that does not know its own path
+    except (OSError, RunError) as error:
         log.warning("gradwatch: cannot start %s (%s); %s", Path(output).stem, error, instead.format(folder))
         return None
     # Reaped when it ends: no zombie in a long notebook, no ResourceWarning when the handle is dropped.

@@ -240,10 +240,9 @@ class Recorder:
         oldest = first - (self.sent is not None)  # what another thread logged for a row that has left since
         known = [(max(at, oldest), name, v) for at, name, v in self.values[:seen]]
         leaving = [value for value in known if value[0] < first + done]
-        now = time.monotonic()
         if not done and not leaving:
-            self.drained = now  # else each value that is logged would look for what leaves
             return None  # scalars logged before the first step wait for it
+        now = time.monotonic()
         self.pause = self.seconds if now - self.drained >= self.pause else self.pause
         self.drained = now
         block = self.ring.stage(first, done, [v for _, _, v in leaving if isinstance(v, Tensor)])

@@ -47,11 +47,8 @@ def _started(pid: int) -> str | None:
 
 def _is_elsewhere(started: str | None) -> bool:
     """Whether a process that `_started` so has its number in another namespace of this boot: it cannot be seen."""
-    boot, _, within = (started or "").partition("/")
-    here = _started(os.getpid())
-    if here is None or "/" not in within:  # nor did earlier versions say
-        return False
-    return here.startswith(f"{boot}/") and not here.endswith(within.partition("/")[2])
+    there, here = ((text or "").split("/") for text in (started, _started(os.getpid())))
+    return len(there) == len(here) == 3 and there[0] == here[0] and there[2] != here[2]  # earlier versions say two
 
 
 def _state(pid: int) -> str | None:

@@ -57,7 +57,8 @@ def labels_do_not_fit_inputs(
     if learnt:
         unseen = held_out_progress(history, LEAST_SAMPLES)
         is_lost = bool(unseen) and not any(p.is_large(elsewhere) for p in unseen)  # what was learnt tells nothing there
-        grows = grows if is_lost and last < 2 * nothing else hard
+        if not (is_lost and last < 2 * nothing):
+            grows = hard
     if not (np.median(half) < nothing and early < 2 * nothing) or not -nothing < last < little or half.min() < -wild:
         return []
     norms = [middle(part) for part in np.array_split(incoming(history), 5)]

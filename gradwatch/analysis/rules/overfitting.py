@@ -39,22 +39,22 @@ def overfitting(history: History, least: int = 6, lost: float = 0.2, fell: float
     """A loss of other data rises from its lowest on, while that of the training data falls on.
 
     Of a loss that is measured on other data `least` times or more (`_turn`), `val_loss` and the like, or all of them
-    where none is called so: it ended higher than its lowest by the
-    share `lost` of that. Each training loss fell meanwhile to less than `fell` of what it was there. A warning; a note
-    where another metric of known direction, an accuracy, say, is as good in the end as it was there. Where the lowest
-    is the first that was measured, the two sets of data may also be unlike. Not judged: what is lost from one
-    measurement to the next and for good (`lost_at_once`), parts that train against each other, and what an agent learns
-    of its own data.
+    where none is called so: it ended higher than its lowest by the share `lost` of that. Each training loss fell
+    meanwhile to less than `fell` of what it was there. A warning; a note where another metric of known direction, an
+    accuracy, say, is as good in the end as it was there. Where the lowest is the first that was measured, the two sets
+    of data may also be unlike. Not judged: what is lost from one measurement to the next and for good (`lost_at_once`),
+    parts that train against each other, and what an agent learns of its own data.
     Source: Prechelt (1998), Early Stopping - But When?, section 2 (the generalization loss); Guo et al. (2017),
     arXiv:1706.04599, section 3 (a loss that overfits where the error does not: probabilities too near 0 and 1).
     """
     measured = [*held_out(history, least)]
     losses = [(name, rows, values) for name, _, rows, values in measured if is_loss(name)]
     whole = [one for one in losses if len(_WORDS.findall(one[0])) <= 2]  # `val_loss` beside its terms
-    turns = [_turn(*one, lost) for one in whole or losses]
-    if not turns or None in turns or has_rivals(history) or logs_rewards(history) or lost_at_once(history):
+    judged = whole or losses
+    turns = [turn for one in judged if (turn := _turn(*one, lost))]
+    if not turns or len(turns) < len(judged) or has_rivals(history) or logs_rewards(history) or lost_at_once(history):
         return []
-    turn = max((turn for turn in turns if turn), key=lambda t: t.ended / t.best)
+    turn = max(turns, key=lambda t: t.ended / t.best)
     trained = [
         (name, _about(values, turn.row), final(history, name)) for name, values in scaled_losses(history).items()
     ]
@@ -63,7 +63,8 @@ def overfitting(history: History, least: int = 6, lost: float = 0.2, fell: float
     kept = [
         (name, final(history, name))
         for name, _, rows, values in measured
-        if not is_loss(name) and late_median(values) <= middle(values[_around(rows, turn.row)]) + noise_of_one(values)
+        if not is_loss(name)
+        and late_median(values) <= middle(values[_nearest(rows, turn.row, 3)]) + noise_of_one(values)
     ]
     name, then, ended = trained[0]
     step = int(history.step[turn.row])
@@ -106,8 +107,6 @@ _CALIBRATE = (
     "If only the answers count, nothing has to be done. If the probabilities do: stop earlier, smooth the labels "
     "(label_smoothing=0.1), or divide the logits by a temperature that is fitted on the other data."
 )
-
-
 _WORDS = re.compile(r"[^\W_]+")
 
 
@@ -133,13 +132,12 @@ def _turn(name: str, rows: NDArray[np.intp], values: Floats, lost: float, part: 
     return Turn(name, int(rows[lowest]), float(values[lowest]), float(values[-1]), lowest == 0)
 
 
-def _around(rows: NDArray[np.intp], row: int) -> NDArray[np.intp]:
-    """The places of the three of these rows nearest to `row`."""
-    return np.argsort(np.abs(rows - row))[:3]
+def _nearest(rows: NDArray[np.intp], row: int, few: int) -> NDArray[np.intp]:
+    """The places of the `few` of these rows that are nearest to `row`."""
+    return np.argsort(np.abs(rows - row), kind="stable")[:few]
 
 
 def _about(values: Floats, row: int) -> float:
     """Where a training loss `[T]` was about a row: the median of a twentieth of what was logged."""
     known = np.flatnonzero(np.isfinite(values))
-    near = known[np.argsort(np.abs(known - row), kind="stable")[: max(5, len(known) // 20)]]
-    return float(np.median(values[near]))
+    return float(np.median(values[known[_nearest(known, row, max(5, len(known) // 20))]]))
