@@ -76,6 +76,8 @@ def judge(ours: Contender, theirs: Contender, metric: str, rises: bool | None) -
     if at_cap or ours.share == theirs.share == 1:  # what they count as is what they were before training
         method = "runs of both count as what they were before training"
         return Estimate(NAN, method=method), NO_DIFFERENCE if enough else NOT_JUDGED
+    if len(_begins((ours, theirs))) > 1:
+        return difference, NOT_JUDGED
     if ours.alike or theirs.alike:
         return replace(difference, low=NAN, high=NAN, p=NAN), NOT_JUDGED
     if rises is None or (np.isnan(ours.mean(metric)) and ours.share < 1):
@@ -141,7 +143,7 @@ def winner(
     if rises is None:
         said = f"Whether {metric} is meant to rise or to fall is not known."
         return _named(setting, None, (said,), "say it with --higher-is-better or --lower-is-better")
-    begins = {int(history.step[0]) for one in ranked for history in one.members if not history.run.source}
+    begins = _begins(ranked)
     if len(begins) > 1:
         said = f"Some of these runs go on from another, from step {max(begins):,} on: what came before is theirs too."
         return _named(setting, None, (said,), "compare runs that begin at one step, or that go on from one checkpoint")
@@ -160,6 +162,11 @@ def winner(
         open_by = f"among {len(ranked)} policies one may lie so far ahead by chance (Holm)"
     said += "." if best is base else f"; {best.policy} has the best mean of {metric}, but {open_by}."
     return _named(setting, None, (said,), _undecided(best, base, difference))
+
+
+def _begins(contenders: Sequence[Contender]) -> set[int]:
+    """The first steps of their runs: another than 0 where one goes on from a run before it, by whatever policy."""
+    return {int(history.step[0]) for one in contenders for history in one.members if not history.run.source}
 
 
 def is_of_rivals(histories: Sequence[History], metric: str) -> bool:

@@ -280,7 +280,9 @@ def test_runs_that_go_on_from_another_are_not_set_beside_those_that_began():
     on = [run(accuracy, seed) for seed, accuracy in enumerate((0.9, 0.91, 0.92))]
     assert settle(runs + on).winners[0].policy == "ClipByGlobalNorm(1.0)"
     on = [changed(history, step=history.step + 114) for history in on]
-    winner = settle(runs + on).winners[0]
+    found = settle(runs + on)
+    assert {*found.table["val_accuracy_verdict"]} == {"baseline", "not judged"}
+    winner = found.winners[0]
     assert (winner.policy, "from step 114 on" in winner.sentences[0]) == (None, True)
 
 
