@@ -147,12 +147,22 @@ class UpdateRatio:
     """
 
     def __init__(self, layout: Layout) -> None:
-        self.layout, self._samples = layout, Samples(layout, 3)
+        self.layout = layout
+        self._begin()
+
+    def _begin(self) -> None:
+        self._samples, self._lie = Samples(self.layout, 3), _lie(self.layout.weights())
         self._looks = 0  # how often it looked before a measured step: in one of two rows, in turn
         self._before = 0  # the row of the last look before a step
 
     def before(self, is_measured: bool = True) -> None:
-        """Look at the weights before the step: where it `is_measured`, the next one that is will know it, too."""
+        """Look at the weights before the step: where it `is_measured`, the next one that is will know it, too.
+
+        Where they lie otherwise since (`.to(memory_format=...)`), or grew in place, samples are of other elements:
+        it begins anew.
+        """
+        if is_measured and _lie(self.layout.weights()) != self._lie:
+            self._begin()
         self._before = (self._looks + 1) % 2
         self._samples.look(self._before, self.layout.weights())
         self._looks += is_measured
@@ -190,6 +200,11 @@ class UpdateRatio:
         steps = self.layout.constant("steps", lambda: self.layout.numbers(self._samples.steps, torch.float64))
         sums = yield from self.layout.sharding.add(norms.to(torch.float64) ** 2 * steps)
         return sums.sqrt().to(norms.dtype)
+
+
+def _lie(weights: Sequence[Tensor]) -> list[tuple[torch.Size, tuple[int, ...]]]:
+    """The shapes of weights, and how they lie in memory."""
+    return [(w.shape, w.stride()) for w in weights]
 
 
 def weight_norms(layout: Layout) -> Sums[Tensor]:

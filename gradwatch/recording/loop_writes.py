@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from gradwatch.measure.distributed import world_size
 from gradwatch.measure.looking import Looking
-from gradwatch.measure.writes import writes
+from gradwatch.measure.writes import weakly, writes
 
 MOST = 100  # parameters that are asked for the first gradient
 
@@ -48,8 +48,9 @@ class GradientWrites:
         """From here on the loop has the gradients."""
         with self._looking.at("grad_writes"):
             param = _first_with_gradient(optimizer) if self._counts else None
-            if param is not None and param.grad is not None and writes(param.grad) >= 0:
-                self._last[optimizer] = param, ref(param.grad), writes(param.grad)
+            grad = None if param is None else param.grad
+            if param is not None and grad is not None and writes(grad) >= 0 and (found := weakly(grad)):
+                self._last[optimizer] = param, found, writes(grad)
 
 
 class WeightWrites:

@@ -13,7 +13,7 @@ from gradwatch.measure.graph_nodes import beginning
 from gradwatch.measure.layout import Layout
 from gradwatch.measure.looking import Looking
 from gradwatch.measure.loss_graph import LossGraph
-from gradwatch.measure.writes import Mark, mark_of, writes
+from gradwatch.measure.writes import Mark, mark_of, weakly, writes
 from gradwatch.recording import backward_calls
 from gradwatch.recording.hooks import is_captured, untraced
 from gradwatch.recording.target_networks import TargetNetworks
@@ -164,7 +164,7 @@ class LossTargets:
                     graph = self._look_at(loss) or graph
             if self._strangers and isinstance(first, Tensor) and len(heard.through) < MOST_LOSSES:
                 through = (graph if graph is not None else LossGraph(first, self._ids())).strangers
-                self._comes_through = [(weakref.ref(p), writes(p)) for p in through]
+                self._comes_through = [(found, writes(p)) for p in through if (found := weakly(p))]
 
     def _look_at(self, loss: Any) -> LossGraph | None:
         """The graph of a loss of these layers, whose numbers are kept."""
@@ -183,7 +183,7 @@ class LossTargets:
             self._misses = 0 if inside else self._misses
         gone = sum(stranger() is None for stranger in self._strangers)
         heard.values |= {f"{IN_LOSS}parameters_gone": float(gone)} if gone else {}
-        self._strangers = [weakref.ref(parameter) for parameter in graph.strangers]
+        self._strangers = [found for parameter in graph.strangers if (found := weakly(parameter))]
         return graph
 
     @untraced

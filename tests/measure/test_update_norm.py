@@ -129,3 +129,28 @@ def test_the_trust_ratio_of_adamw_is_lambs(tmp_path):
         for word, of in (("smallest", np.min), ("median", np.median))
         for step in range(2)
     }
+
+
+@pytest.mark.parametrize("change", ["lies otherwise", "grows"])
+def test_weights_that_lie_otherwise_or_grow_are_measured_from_there_on(change, tmp_path):
+    """Displacement is between two measurements: elements that lie elsewhere in memory are others."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    with watch(model, optimizer, tmp_path, every=2) as handle:
+        for step in range(10):
+            if step == 5 and change == "grows":
+                model[0].weight.data = torch.randn(12, 3, 3, 3) * 0.1
+                model[0].bias.data = torch.ones(12)
+                model[2].weight.data = torch.randn(4, 12, 3, 3) * 0.1
+            elif step == 5:
+                model.to(memory_format=torch.channels_last)
+            optimizer.zero_grad()
+            model(torch.randn(4, 3, 8, 8)).square().mean().backward()
+            optimizer.step()
+    history = open_history(handle.dir)
+    moved, ratio = history.layer("displacement")[::2], history.layer("update_ratio")[::2]
+    assert np.isfinite(moved[[1, 2, 4]]).all()
+    assert np.isnan(moved[[0, 3]]).all()
+    assert np.nanmax(moved) < 0.01
+    assert np.nanmax(ratio) < 0.01

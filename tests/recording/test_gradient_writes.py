@@ -86,3 +86,22 @@ def test_a_sum_is_named_by_it_and_gradients_that_are_new_never_are(tmp_path):
     assert "they were as the step before had left them" in root.cause
     new = trained(tmp_path / "new", lambda optimizer: optimizer.zero_grad(), steps=40)
     assert "gradients-accumulate" not in {f.rule for f in diagnose(new)}
+
+
+def test_a_module_can_be_swapped_between_steps(tmp_path):
+    """torch refuses to swap a tensor that somebody has a weak reference to: tensor subclasses, and all if asked."""
+    torch.manual_seed(0)
+    net, other = nn.Linear(4, 4), nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        with gradwatch.watch(net, optimizer, log=None, dir=tmp_path, verbose=False) as watch:
+            for _ in range(4):
+                optimizer.zero_grad()
+                other(net(torch.randn(2, 4))).square().mean().backward()
+                optimizer.step()
+            net.bfloat16(), other.bfloat16()
+            net.float(), other.float()
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+    assert gradwatch.open_history(watch.dir).step.tolist() == [0, 1, 2, 3]

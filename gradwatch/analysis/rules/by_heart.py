@@ -10,8 +10,9 @@ import numpy as np
 from gradwatch.analysis.clips import incoming
 from gradwatch.analysis.rules.facts import USUAL_RATIO, is_adaptive, middle
 from gradwatch.analysis.rules.finding import Finding, either, whole_run
+from gradwatch.analysis.rules.held_out import held_out_progress, learns
 from gradwatch.analysis.rules.layer_facts import largest_ratio
-from gradwatch.analysis.rules.progress import can_be_judged, held_out_progress, progress, reaches_its_goal
+from gradwatch.analysis.rules.progress import can_be_judged, progress, reaches_its_goal
 from gradwatch.analysis.rules.sampled_losses import LEAST_SAMPLES, of_what, sampled, share_explained
 from gradwatch.analysis.rules.series import late_median
 from gradwatch.formatting import percent
@@ -38,15 +39,15 @@ def labels_do_not_fit_inputs(
     `grows` times its first or more, next to its highest; and the steps are of a usual size. Where a metric of the
     training data got better all the same, by steps that may be small, it ended at `hard` times its first at least (but
     where what is measured on other data never got better by the share `elsewhere`, and twice `nothing` is explained);
-    where one of other data did, there is none. What examples have in common is learnt soon, and its gradient fades;
-    what each asks for by itself pulls another way in each batch.
+    where one of other data did, or the model `learns` something of them, there is none. What examples have in common is
+    learnt soon, and its gradient fades; what each asks for by itself pulls another way in each batch.
     Source: Zhang et al. (2017), arXiv:1611.03530: labels that are drawn by lot are learnt too, only later; Chatterjee
     (2020), arXiv:2002.10657: their gradients do not add up over the examples.
     """
     share = share_explained(history)
     if len(share) < LEAST_SAMPLES + 2 or not can_be_judged(history, min_steps, running):
         return []
-    if any(HELD_OUT.search(p.metric) and p.succeeded(0.2) for p in progress(history)):
+    if learns(history) or any(HELD_OUT.search(p.metric) and p.succeeded(0.2) for p in progress(history)):
         return []
     learnt = reaches_its_goal(history)  # by heart
     step, _, _ = sampled(history, "explained", "targets")

@@ -24,6 +24,7 @@ from gradwatch.analysis.rules.facts import (
 )
 from gradwatch.analysis.rules.far_beginning import begins_far, of_a_sum
 from gradwatch.analysis.rules.finding import Evidence, Finding, Severity, Why, either
+from gradwatch.analysis.rules.held_out import rises_alone
 from gradwatch.analysis.rules.layer_facts import largest_ratio
 from gradwatch.analysis.rules.long_steps_effects import (
     BY_THEN,
@@ -42,6 +43,7 @@ from gradwatch.analysis.rules.long_steps_effects import (
 from gradwatch.analysis.rules.loss_terms import is_partly_learnt
 from gradwatch.analysis.rules.losses import has_rivals, scaled_losses
 from gradwatch.analysis.rules.once import once
+from gradwatch.analysis.rules.owners import leaps_where_written
 from gradwatch.analysis.rules.progress import came_down, succeeds
 from gradwatch.analysis.rules.sampled_losses import grows_harder, own_targets_move
 from gradwatch.analysis.rules.schedule import goes_astray, raised_at, raised_before
@@ -68,8 +70,10 @@ def lr_too_high(history: History, jump: float = 0.35, sigmas: float = 6.0, width
     it rose before it had won anything, by less than three times where it began, and the training succeeds: one
     first loss may lie low by chance; or where what is asked for moves away with what the model says, as a value
     does that is learnt from itself (`own_targets_move`), or where a term of it fell by nine tenths, or what is asked
-    for `grows_harder`. The loss is not judged where parts of a run train against each other (the first step alone is:
-    `first_step`), or where it is below 0 early or begins in its own noise (a policy gradient's): it has no scale.
+    for `grows_harder`, or it `rises_alone`, or the loop itself writes
+    to the weights where it leaps (`leaps_where_written`). The loss is not judged where parts of a run train against
+    each other (the first step alone is: `first_step`), or where it is below 0 early or begins in its own noise (a
+    policy gradient's): it has no scale.
     First steps that were far too long show in the weights (`ran_away`), which is said where the loss shows nothing by
     the first 50 steps; so do first steps after which a loss leaps and wins nothing (`leapt`), steps that lead the
     weights away while little is learnt (`outgrew`), those of an Adam that begins anew in each (`anew`) or whose betas
@@ -98,11 +102,12 @@ def lr_too_high(history: History, jump: float = 0.35, sigmas: float = 6.0, width
             shifted = rise is not None
             unlearnt = lowest >= began > float(evidence["jump"]) / 3 and not away and succeeds(history)
             harmless = brief or well or unlearnt or own_targets_move(history) or is_partly_learnt(history, name)
-            harmless = harmless or grows_harder(history)
+            alone = rises_alone(history, values, int(rows[first]))
+            harmless = harmless or grows_harder(history) or alone or leaps_where_written(history, values)
             severity: Severity = "note" if shifted or harmless else "warning"
             usual = largest_ratio(history, int(rows[last])) < USUAL_RATIO[is_adaptive(history)]
             unclear = end >= began and usual and not raised_before(history, int(rows[first]))
-            if end >= began and not shifted and not unclear:
+            if end >= began and not (shifted or unclear or alone):
                 severity = "error"
             if severity == "note" and not shifted and (away := away or _of(history, turned(history) or shut(history))):
                 return away

@@ -12,6 +12,7 @@ import numpy as np
 
 from gradwatch.analysis.rules.facts import middle
 from gradwatch.analysis.rules.finding import Finding, either, whole_run
+from gradwatch.analysis.rules.held_out import held_out_progress
 from gradwatch.analysis.rules.loss_graph import number_of_classes, paths
 from gradwatch.analysis.rules.losses import has_rivals
 from gradwatch.analysis.rules.progress import loss_progress, progress
@@ -67,7 +68,8 @@ def class_imbalance(
     between = sampled(history, "target_soft")[1]
     if usual < share or says < said or len({*top[late]}) > 1 or (between > soft).any():
         return []
-    if any(_OF_RARE.search(p.metric) and p.is_large(0.05) for p in progress(history)):
+    judged = [*progress(history), *held_out_progress(history, 5)]
+    if any(_OF_RARE.search(p.metric) and p.is_large(0.05) for p in judged):
         return []
     is_alone = not spread.any()
     at_first = 1 if _gives_scores_by_a_layer(history) else min(given)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -97,6 +98,31 @@ def first_quarter(values: Floats) -> Floats:
     """The finite values of a run's first quarter."""
     finite = values[np.isfinite(values)]
     return finite[: -(-len(finite) // 4)]
+
+
+def over_tasks(history: History) -> History:
+    """The same, with the means of a training loss over the tasks that take turns, where it is that of another task in
+    each step: each in the step of the last one, and NaN in the others.
+    """
+    joined = {}
+    for name in training_losses(history):
+        values = history.total(name)
+        turn = _turn(values)
+        if turn > 1:
+            joined[name] = np.full(len(values), np.nan)
+            whole = len(values) // turn * turn
+            joined[name][turn - 1 : whole : turn] = values[:whole].reshape(-1, turn).mean(axis=1)
+    by_step = replace(history.by_step, values={**history.per_step, **joined})
+    return replace(history, by_step=by_step) if joined else history
+
+
+def _turn(values: Floats, most: int = 8, share: float = 0.3, least: int = 20) -> int:
+    """After how many steps a loss that was logged in each, `[T]`, is of the same task again, up to `most`; 1 of most
+    losses. Then values so far apart differ by less than the `share` of what neighbours do, by the median.
+    """
+    turns = range(1, most + 1) if len(values) >= least * most and np.isfinite(values).all() else range(0)
+    apart = [float(np.median(np.abs(values[turn:] - values[:-turn]))) for turn in turns]
+    return next((turn for turn, each in zip(turns, apart, strict=True) if each < share * apart[0]), 1)
 
 
 def has_rivals(history: History) -> bool:

@@ -9,7 +9,6 @@ import math
 import re
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gradwatch.analysis.groups import higher_is_better
 from gradwatch.analysis.rules.dead_layers import faded
@@ -23,23 +22,16 @@ from gradwatch.analysis.rules.facts import (
     to_usual,
 )
 from gradwatch.analysis.rules.finding import Evidence, Finding, Why, either
+from gradwatch.analysis.rules.held_out import held_out_progress
+from gradwatch.analysis.rules.held_out_losses import lost_at_once, not_held_out
 from gradwatch.analysis.rules.layer_facts import directness, largest_ratio, matrices, measured
 from gradwatch.analysis.rules.long_steps import lr_too_high
 from gradwatch.analysis.rules.loss_terms import outweighed
 from gradwatch.analysis.rules.open_causes import left_open, out_of_reach
 from gradwatch.analysis.rules.plateaus import begins_late, explains_nothing, finding_of, rests, stops
-from gradwatch.analysis.rules.progress import (
-    Progress,
-    can_be_judged,
-    held_out,
-    held_out_progress,
-    judged_losses,
-    progress,
-    unmoved,
-)
+from gradwatch.analysis.rules.progress import Progress, can_be_judged, progress, unmoved
 from gradwatch.analysis.rules.sampled_losses import grows_harder, is_explained, own_targets_move
 from gradwatch.analysis.rules.schedule import ran_out
-from gradwatch.analysis.rules.series import deviation
 from gradwatch.analysis.rules.small_updates import weak_gradients
 from gradwatch.analysis.rules.standstill import at_chance, equal_odds, stands
 from gradwatch.analysis.rules.tries import LOWER, new_rate, rate_times
@@ -65,7 +57,7 @@ def no_progress(
     where it did not clearly get better). Or the losses came to what equal probabilities for all classes give, from
     above, and no further (`at_chance`), or stand next to it (`stands`), and not another term learnt what it is asked
     for (`is_explained`); or they fell to less than half, and nothing
-    that is measured on other data was ever better (`_not_held_out`); or nothing that is meant to rise ever did
+    that is measured on other data was ever better (`not_held_out`); or nothing that is meant to rise ever did
     (`_not_its_goal`); or what is said tells nothing of what is asked for (`explains_nothing`); or they fell within the
     first quarter of the run, and stand since, far above 0 (`rests`); or the gradient faded, and most of the loss is
     left (`stops`); or they stood at equal odds for most of the run (`begins_late`);
@@ -73,6 +65,7 @@ def no_progress(
     A run that is under way is judged from `running` steps on, and after a tenth of its `total_steps`. Not judged: a run
     that was resumed (it may have learnt before), parts that train against each other, a loss that is below 0 early, one
     that came below the share `easy` of its first while what is asked for `grows_harder`.
+    A note where the causes are left open, and the model `learns` something of other data: there may be no more.
     The cause is the first of these that the record shows: a schedule that ran out, or never got where it should; steps
     that are small, or that take each other back. Where it shows none, two remain.
     Source: the standard error of a median; the sizes of steps as in `update-too-small`.
@@ -89,7 +82,7 @@ def no_progress(
         ]
     if not losses:
         return (
-            _not_held_out(history, min_steps, running, share)
+            not_held_out(history, min_steps, running, share)
             or _not_its_goal(history, min_steps, running)
             or explains_nothing(history, min_steps, running)
             or rests(history, min_steps, running)
@@ -105,81 +98,6 @@ def no_progress(
         said += f"{equal_odds(history):.4g} of a cross-entropy whose probabilities are all equal."
     why = _why(history, shown)
     return finding_of(history, shown, why._replace(cause=f"{said} {why.cause}"))
-
-
-def _not_held_out(history: History, min_steps: int, running: int, share: float, least: int = 20) -> list[Finding]:
-    """The training losses fall to less than half, and nothing that is measured on other data was ever better."""
-    known = judged_losses(history, min_steps, running)
-    if not known or not all(p.is_large(0.5) for p in known):
-        return []
-    unseen = held_out_progress(history, least)
-    good = (higher_is_better(p.metric, [history]) and 0.9 < p.ended <= 1 for p in unseen)  # from the first epoch on
-    better = (
-        p.is_large(share) or p.won > 0.2 * abs(p.first) or abs(p.best - p.began) > 0.05 * abs(p.began) for p in unseen
-    )
-    if not unseen or any(better) or any(good):
-        return []
-    shown, other = known[0], unseen[0]
-    return finding_of(
-        history,
-        other,
-        Why(
-            f"{shown.metric} falls from {shown.began:.4g} to {shown.ended:.4g}, and {other.in_words}. "
-            f"{either(_BY_HEART)}",
-            f"Measure what {other.metric} measures on the training data: if it is good there, regularise or take more "
-            "data; if not, look at what else lowers the loss (all outputs alike, for one).",
-            {},
-            alternatives=_BY_HEART,
-        ),
-    )
-
-
-_BY_HEART = (
-    "the training data are learnt by heart",
-    "the loss can be lowered without what is measured on other data",
-)
-
-
-def lost_at_once(history: History, least: int = 8, part: float = 0.5, sigmas: float = 6.0) -> list[Finding]:
-    """What is measured on other data got worse from one value to the next, and no later value came back half the way.
-
-    By more than the share `part` of all that it had won, and `sigmas` times what it moves from value to value. What is
-    learnt by heart makes it worse little by little.
-    """
-    for name, sign, rows, worse in held_out(history, least):
-        steps = np.diff(worse)
-        at = 3 + int(steps[2:-2].argmax())
-        before, after = float(np.median(worse[at - 3 : at])), float(np.median(worse[at:]))
-        lost, won = after - before, worse[0] - before
-        usual = deviation(steps)
-        if lost > max(part * won, sigmas * usual, 0) and won > 0 and (worse[at:] > before + lost / 2).all():
-            return [_lost(history, name, sign, (before, after), rows[at - 1 : at + 1])]
-    return []
-
-
-def _lost(history: History, name: str, sign: int, values: tuple[float, float], rows: NDArray[np.intp]) -> Finding:
-    last, first = (int(step) for step in history.step[rows])
-    before, after = (sign * value for value in values)
-    return Finding(
-        "no-progress",
-        "warning",
-        (),
-        last,
-        int(history.step[-1]),
-        {"metric": name, "before": before, "after": after, "lost_by": first},
-        f"{name} had come to {before:.4g} by step {last}, and stands at {after:.4g} from step {first} on. "
-        f"{either(_OF_A_LOSS)}",
-        f"Compare batches from before step {last} with those after it: their order, their labels, how they are made. "
-        "If they are alike, look at what else came there (a reload, a schedule, a spike), and go on from a checkpoint "
-        "from before it.",
-        alternatives=_OF_A_LOSS,
-    )
-
-
-_OF_A_LOSS = (
-    "the training data, or what is asked for, are others from there on",
-    "the weights were thrown out or written to there",
-)
 
 
 def _not_its_goal(

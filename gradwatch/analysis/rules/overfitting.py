@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from gradwatch.analysis.final_values import final
 from gradwatch.analysis.rules.facts import middle
 from gradwatch.analysis.rules.finding import Finding, either
+from gradwatch.analysis.rules.held_out import held_out
+from gradwatch.analysis.rules.held_out_losses import lost_at_once
 from gradwatch.analysis.rules.loss_graph import number_of_classes
 from gradwatch.analysis.rules.losses import has_rivals, scaled_losses
-from gradwatch.analysis.rules.no_progress import lost_at_once
-from gradwatch.analysis.rules.progress import held_out
 from gradwatch.analysis.rules.sampled_losses import logs_rewards
 from gradwatch.analysis.rules.series import late_median, noise_of_one
 from gradwatch.history import Floats, History

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from gradwatch.analysis.optimizers import groups
 from gradwatch.analysis.rules.facts import ADAPTIVE, own_optimizers, rates, set_rate
 from gradwatch.analysis.rules.layer_facts import matrices
-from gradwatch.history import Bools, History
+from gradwatch.history import Bools, Floats, History
 
 
 def owners(history: History) -> list[tuple[str, dict[str, Any]]]:
@@ -40,6 +40,18 @@ def rate_columns(history: History) -> list[int | None]:
 def written_before(history: History) -> NDArray[np.intp]:
     """The rows of the steps before which something else than the optimizer wrote to the weights, `[E]`."""
     return np.flatnonzero(history.total("weight_writes") > 0)
+
+
+def leaps_where_written(history: History, loss: Floats, least: int = 5, apart: int = 3, times: float = 2.0) -> bool:
+    """Whether a loss `[T]` changes more where something else wrote to the weights between two steps, `least` times or
+    more, at most before every `apart`th step: by the medians `times` what it does between all others.
+
+    So does an inner loop that begins at weights which many tasks share (Nichol et al. 2018, arXiv:1803.02999).
+    """
+    written = np.isin(np.arange(1, len(loss)), written_before(history))
+    moved = np.abs(np.diff(loss))
+    enough = least <= written.sum() <= len(loss) / apart
+    return bool(enough and np.nanmedian(moved[written]) > times * np.nanmedian(moved[~written]))
 
 
 def of_muon(history: History) -> Bools:

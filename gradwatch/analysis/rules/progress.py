@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gradwatch.analysis.final_values import lost_since
 from gradwatch.analysis.groups import higher_is_better
@@ -23,7 +21,7 @@ from gradwatch.analysis.rules.once import once
 from gradwatch.analysis.rules.sampled_losses import LEAST_SAMPLES, sampled
 from gradwatch.analysis.rules.series import OF_MEDIAN, late_median, noise_of_one
 from gradwatch.history import Floats, History
-from gradwatch.storage.logged_names import HELD_OUT, is_loss
+from gradwatch.storage.logged_names import is_loss
 
 _DIVERGENCE = re.compile(r"(^|[^a-z])kld?([^a-z]|$)", re.IGNORECASE)
 
@@ -240,23 +238,6 @@ def _rises(history: History) -> bool:
     """Whether the learning rate is a fifth higher in the second half of the run."""
     rate = np.nan_to_num(rates(history)).max(axis=1)
     return middle(rate[len(rate) // 2 :]) > 1.2 * middle(rate[: len(rate) // 2])
-
-
-def held_out(history: History, least: int) -> Iterator[tuple[str, int, NDArray[np.intp], Floats]]:
-    """Each scalar of known direction that is measured on other data, `least` times or more: the sign that makes it
-    better when lower, the rows that have one, and the values there with that sign.
-    """
-    for name in filter(HELD_OUT.search, history.logged):
-        rises, values = higher_is_better(name, [history]), history.total(name)
-        rows = np.flatnonzero(np.isfinite(values))
-        if rises is not None and len(rows) >= least:
-            sign = -1 if rises else 1
-            yield name, sign, rows, sign * values[rows]
-
-
-def held_out_progress(history: History, least: int) -> list[Progress]:
-    """How each of the `held_out` went."""
-    return [went(name, values, sign) for name, sign, _, values in held_out(history, least)]
 
 
 def reaches_its_goal(history: History, share: float = 0.2) -> bool:

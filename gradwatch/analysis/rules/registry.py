@@ -53,7 +53,7 @@ from gradwatch.analysis.rules.loss_targets import (
     data_not_shuffled,
     labels_ignored,
 )
-from gradwatch.analysis.rules.losses import has_rivals
+from gradwatch.analysis.rules.losses import has_rivals, over_tasks
 from gradwatch.analysis.rules.micro_batches import accumulation_not_averaged
 from gradwatch.analysis.rules.modes import dropout_too_strong, left_in_eval, norm_statistics
 from gradwatch.analysis.rules.muon import clip_over_muon
@@ -127,7 +127,7 @@ def diagnose(history: History) -> list[Finding]:
     if not len(history):
         return no_step(history)
     with np.errstate(all="ignore"):  # the numbers of a run that comes apart overflow in its judge's hands too
-        lanes = history.lanes()
+        lanes = {name: over_tasks(lane) for name, lane in history.lanes().items()}
         findings = [
             root
             for name, lane in lanes.items()

@@ -72,12 +72,16 @@ def labels_not_shifted(history: History, share: float = 0.98, varied: float = 0.
     """The model is asked for the token that it is given at the same place. A warning.
 
     Alarm: of targets that belong to rows of tokens `share` are the token itself, in the median of the samples, and no
-    token is more than the share `varied` of them: what is always the same is the same as anything. Or `share` are the
+    token is more than the share `varied` of them: what is always the same is the same as anything; nor where another
+    part of the model reads the tokens before it, as the decoder of an autoencoder does. Or `share` are the
     token after the next one, and less than half the next: they were shifted twice (`_shifted_twice`). Or most are the
     token itself, and attention reads all others: those that were not masked are asked for, too (`_unmasked`).
     Source: Radford et al. (2018), the loss of a language model: the next token, given those before it.
     """
     _, same, top = sampled(history, "target_is_input", "target_top_share")
+    _, copied, following = sampled(history, "target_is_input", "target_is_next")
+    if len(copied) and min(np.median(copied), np.median(following)) > share:
+        return []
     if len(same) < 3 or np.median(same) < share or np.median(top) > varied:
         return _shifted_twice(history, share, varied) or _unmasked(history, share)
     causes = ("the next token was meant, and the targets were not shifted", "the model is to give back what it reads")

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from gradwatch.analysis.final_values import quarters
 from gradwatch.analysis.rules.facts import is_adaptive, middle, optimizer_kind, set_rate, settings
 from gradwatch.analysis.rules.finding import Finding, whole_run
+from gradwatch.analysis.rules.held_out import held_out
 from gradwatch.analysis.rules.layer_facts import matrices, measured, pick
-from gradwatch.analysis.rules.progress import held_out, loss_progress
+from gradwatch.analysis.rules.progress import loss_progress
 from gradwatch.formatting import percent
 from gradwatch.history import Floats, History
 

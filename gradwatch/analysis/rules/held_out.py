@@ -1,0 +1,82 @@
+"""What is measured on data that are not trained on: how it went, and whether it shows that something is learnt.
+
+Legend: T recorded steps, N logged values of a scalar.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradwatch.analysis.groups import higher_is_better
+from gradwatch.analysis.rules.loss_graph import is_one_loss
+from gradwatch.analysis.rules.losses import has_rivals
+from gradwatch.analysis.rules.progress import Progress, went
+from gradwatch.analysis.rules.sampled_losses import LEAST_SAMPLES, sampled
+from gradwatch.analysis.rules.series import late_median, noise_of_one
+from gradwatch.history import Floats, History
+from gradwatch.storage.logged_names import HELD_OUT, is_loss
+
+
+def held_out(history: History, least: int) -> Iterator[tuple[str, int, NDArray[np.intp], Floats]]:
+    """Each scalar of known direction that is measured on other data, `least` times or more: the sign that makes it
+    better when lower, the rows that have one, and the values there with that sign.
+    """
+    for name in filter(HELD_OUT.search, history.logged):
+        rises, values = higher_is_better(name, [history]), history.total(name)
+        rows = np.flatnonzero(np.isfinite(values))
+        if rises is not None and len(rows) >= least:
+            sign = -1 if rises else 1
+            yield name, sign, rows, sign * values[rows]
+
+
+def held_out_progress(history: History, least: int) -> list[Progress]:
+    """How each of the `held_out` went."""
+    return [went(name, values, sign) for name, sign, _, values in held_out(history, least)]
+
+
+def learns(history: History, least: int = 5, sigmas: float = 8.0, share: float = 0.01, much: float = 0.05) -> str:
+    """What shows that the model tells something of data that it is not trained on, in words; empty where nothing does.
+
+    A loss that ended below what it is to know only how frequent each class is, or the mean (`_of_a_guess`), by `share`
+    of that; another metric that rose by `much`. Both by `sigmas` times what they move from value to value in the later
+    half, and no more than a quarter of it was lost again.
+    """
+    for name, sign, _, worse in [] if has_rivals(history) else held_out(history, least):
+        ended, begun = late_median(worse), float(worse[0])
+        if is_loss(name):
+            begun, enough = min(begun, _of_a_guess(history)), share * abs(begun)
+        else:
+            enough = much
+        won = begun - ended
+        if won > max(enough, sigmas * noise_of_one(worse[len(worse) // 2 :])) and ended - worse.min() < won / 4:
+            return f"{name} came from {sign * worse[0]:.4g} to {sign * ended:.4g} on other data, and stays there"
+    return ""
+
+
+def rises_alone(history: History, loss: Floats, row: int, least: int = 3, share: float = 0.2, width: int = 9) -> bool:
+    """Whether a loss of other data, `least` times or more up to a row and after it, rose there by less than a `share`
+    of what a training loss `[T]` did at the same steps, by medians: its data are harder, or its task, and the weights
+    as good as before.
+    """
+    for name, _, rows, worse in held_out(history, 2 * least):
+        before, after = np.flatnonzero(rows <= row)[-least:], np.flatnonzero(rows > row)
+        if not is_loss(name) or min(len(before), len(after)) < least:
+            continue
+        training = np.array([np.nanmedian(loss[max(0, at - width + 1) : at + 1]) for at in rows])
+        rose, other = (float(np.median(each[after]) - np.median(each[before])) for each in (training, worse))
+        if rose > 0 and other < share * rose and worse[after].max() - np.median(worse[before]) < rose:
+            return True
+    return False
+
+
+def _of_a_guess(history: History) -> float:
+    """The loss of a model that knows how frequent each class is, or the mean, and nothing else: by the batches that
+    were looked at, the median; -inf where that is not known.
+    """
+    at, explained = sampled(history, "explained")
+    loss = history.total("loss")[np.searchsorted(history.step, at)] / (1 - explained)
+    known = loss[np.isfinite(loss)]
+    return float(np.median(known)) if len(known) >= LEAST_SAMPLES and is_one_loss(history) else -np.inf
