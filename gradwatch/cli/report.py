@@ -73,9 +73,10 @@ def report(
 def _verdicts(runs: Sequence[RunSummary]) -> str:
     """That of a run; of several how many have no findings, and what the others have."""
     from gradwatch.analysis.rules import has_no_findings
+    from gradwatch.report.wording import verdict_text
 
     if len(runs) == 1:
-        return f"Verdict: {runs[0].verdict}"
+        return f"Verdict: {verdict_text(runs[0])}"
     sick = [f"{run.name}: {run.verdict}" for run in runs if not has_no_findings(run.verdict)]
     more = [f"and {len(sick) - MOST} more"] if len(sick) > MOST else []
     return "\n".join([f"{len(runs) - len(sick)} of {len(runs)} runs have no findings.", *sick[:MOST], *more])

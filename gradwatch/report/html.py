@@ -52,6 +52,7 @@ from gradwatch.report.wording import (
     layer_note,
     started,
     suggestion_head,
+    verdict_text,
     what_if_cells,
     where_text,
 )
@@ -118,7 +119,7 @@ def _one(report: Report, page: Page) -> dict[str, Any]:
     return {
         "run": run,
         "findings": findings,
-        "badge": run.verdict if has_no_findings(run.verdict) or run.verdict == TOO_SHORT else counts_text(run.findings),
+        "badge": verdict_text(run) if _mood(run) == "good" or run.verdict == TOO_SHORT else counts_text(run.findings),
         "mood": _mood(run),
         "suggestions": [
             {"head": suggestion_head(s), "code": clip_argument(s.policy) if s.policy else "", "reasons": s.reasons}

@@ -26,6 +26,7 @@ from gradwatch.report.wording import (
     finding_lines,
     layer_note,
     suggestion_lines,
+    verdict_text,
     what_if_cells,
 )
 
@@ -68,14 +69,17 @@ def show_run(run: RunSummary, ref: str = "RUN", everything: bool = True) -> Rend
     `ref` is what the user calls the run.
     """
     style = "" if has_no_findings(run.verdict) else "yellow" if run.verdict == TOO_SHORT else "bold red"
-    verdict = ("verdict", run.verdict, style)
+    verdict = ("verdict", verdict_text(run), style)
     head = Facts([verdict, *((word, value, "") for word, value in facts(run))])
     findings = [line for finding in run.findings for line in ("", *finding_lines(finding))]
     advice = [line for suggestion in run.suggestions for line in ("", *suggestion_lines(suggestion))]
     problems = Lines([f"incomplete: {problem}" for problem in run.problems], "yellow")
     again: list[RenderableType] = []
     if len(run.layers) > FEW_LAYERS:
-        again = [Lines(["", f"verdict: {run.verdict}"], style), Lines([f"charts: gradwatch report {shlex.quote(ref)}"])]
+        again = [
+            Lines(["", f"verdict: {verdict_text(run)}"], style),
+            Lines([f"charts: gradwatch report {shlex.quote(ref)}"]),
+        ]
     return Group(
         Lines([run.name], "bold"), head, Lines([*findings, *advice]), problems, *_notes(run.reduced), Lines([""]),
         *_layers(run, ref, everything), *_modules(run), *_what_if(run, ref, everything), *again,

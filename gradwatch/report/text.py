@@ -27,6 +27,7 @@ from gradwatch.report.wording import (
     said_of,
     started,
     suggestion_lines,
+    verdict_text,
     what_if_cells,
 )
 from gradwatch.sanitize import formula_free, markdown, plain, printable, terminal
@@ -127,7 +128,7 @@ def render_markdown(report: Report) -> str:
     for suggestion in run.suggestions:
         head, *reasons = suggestion_lines(suggestion)
         lines += [f"**{markdown(head)}**", "", *(f"- {markdown(reason)}" for reason in reasons), ""]
-    lines += [*_md_table(["", ""], [["verdict", run.verdict], *map(list, facts(run))]), ""]
+    lines += [*_md_table(["", ""], [["verdict", verdict_text(run)], *map(list, facts(run))]), ""]
     lines += [f"- incomplete: {markdown(problem)}" for problem in run.problems]
     lines += [f"- {markdown(run.reduced)}"] if run.reduced else []
     lines += ["", *_md_table(list(LAYER_HEADERS), layer_cells(run.layers))]

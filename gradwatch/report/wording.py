@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from gradwatch.analysis.final_values import NO_POLICY, seeds
 from gradwatch.analysis.rewinds import Rewound
-from gradwatch.analysis.rules import TOO_SHORT, Finding
+from gradwatch.analysis.rules import TOO_SHORT, Finding, has_no_findings
 from gradwatch.analysis.rules.facts import LEAST_STEPS
 from gradwatch.analysis.rules.finding import RANK
 from gradwatch.analysis.suggest import Suggestion
@@ -30,6 +30,12 @@ def counts_text(findings: Sequence[Finding]) -> str:
     """How many of each severity: `1 error, 2 warnings`; empty without any. What follows from one is not counted."""
     counts = {severity: sum(finding.severity == severity for finding in findings) for severity in RANK}
     return ", ".join(counted(n, severity) for severity, n in counts.items() if n)
+
+
+def verdict_text(run: RunSummary) -> str:
+    """The verdict of a run; `no findings but 2 notes` where nothing worse was found."""
+    counts = counts_text(run.findings)
+    return f"{run.verdict} but {counts}" if counts and has_no_findings(run.verdict) else run.verdict
 
 
 def where_text(finding: Finding, follows: bool = False) -> str:

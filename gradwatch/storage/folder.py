@@ -20,6 +20,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
@@ -63,8 +64,12 @@ def create_folder(parent: Path, name: str) -> Path:
 
 
 def folder_name(name: str) -> str:
-    """A run's name as that of a folder, which leads nowhere else."""
-    return re.sub(r"[^\w.-]+", "-", name).strip("-.")[:80] or "run"
+    """A run's name as that of a folder, which leads nowhere else, in letters that the file system has (those of an
+    ASCII locale are few).
+    """
+    encoding = sys.getfilesystemencoding()
+    known = name.encode(encoding, "replace").decode(encoding)
+    return re.sub(r"[^\w.-]+", "-", known).strip("-.")[:80] or "run"
 
 
 def write_json(path: Path, data: Any) -> None:

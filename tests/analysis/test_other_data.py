@@ -43,7 +43,7 @@ def test_what_is_learnt_shows_on_other_data(metric, values, found):
 
 def test_in_words_and_of_rivals_nothing(monkeypatch):
     history = run_with(loss=np.full(STEPS, 0.68), val_auc=0.62 - 0.12 * FELL)
-    assert learns(history) == "val_auc came from 0.5 to 0.6199 on other data, and stays there"
+    assert learns(history) == "On other data val_auc came from 0.5 to 0.6199, and stays there"
     monkeypatch.setattr("gradwatch.analysis.rules.held_out.has_rivals", lambda history: True)
     assert learns(history) == ""
 

@@ -1,6 +1,7 @@
 """The run's folder: written whole or not at all, read back exactly, and honest about what is missing."""
 
 import json
+import sys
 import time
 
 import numpy as np
@@ -185,3 +186,9 @@ def test_a_manifest_of_a_newer_version_still_opens(tmp_path):
     manifest = json.loads((folder / "run.json").read_text())
     (folder / "run.json").write_text(json.dumps({**manifest, "format": 2, "from_the_future": {"x": 1}}))
     assert len(open_history(folder)) == 200
+
+
+def test_a_name_is_in_letters_that_the_file_system_has(monkeypatch, tmp_path):
+    assert create_folder(tmp_path, "Modèle").name.endswith("-Modèle")
+    monkeypatch.setattr(sys, "getfilesystemencoding", lambda: "ascii")  # as under LC_ALL=POSIX without UTF-8 mode
+    assert create_folder(tmp_path, "Modèle").name.endswith("-Mod-le")

@@ -52,7 +52,7 @@ def learns(history: History, least: int = 5, sigmas: float = 8.0, share: float =
             enough = much
         won = begun - ended
         if won > max(enough, sigmas * noise_of_one(worse[len(worse) // 2 :])) and ended - worse.min() < won / 4:
-            return f"{name} came from {sign * worse[0]:.4g} to {sign * ended:.4g} on other data, and stays there"
+            return f"On other data {name} came from {sign * worse[0]:.4g} to {sign * ended:.4g}, and stays there"
     return ""
 
 

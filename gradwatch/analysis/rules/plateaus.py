@@ -29,7 +29,7 @@ def finding_of(history: History, shown: Progress, why: Why, severity: Severity =
     Where it leaves several, and the model `learns` something of other data, it is a note: there may be no more.
     """
     if why.alternatives and severity == "warning" and (elsewhere := learns(history)):
-        severity, why = "note", why._replace(cause=f"{why.cause} But {elsewhere}: there may be no more to be learnt.")
+        severity, why = "note", Why(f"{shown.in_words}. {elsewhere}: it may be all that can be learnt.", _MORE, {})
     began = shown.first if shown.is_real() else shown.began  # as `Progress.in_words` has it
     evidence: Evidence = {"metric": shown.metric, "began": began, "ended": shown.ended, "noise": shown.error}
     return [why.finding(history, "no-progress", (), evidence, severity)]
@@ -181,6 +181,10 @@ def explains_nothing(
     return finding_of(history, shown, why)
 
 
+_MORE = (
+    "Train on a few hundred rows alone. If their loss falls far lower, what is left is noise in the targets, or what "
+    "only more data tell; if not, the model or the loss holds it back."
+)
 _LATE = (
     "what the answer depends on hardly gets through the model as it begins",
     "it is a plateau of this task, and the run is short for it",

@@ -23,6 +23,7 @@ from gradwatch.analysis.rules.series import OF_MEDIAN, late_median, noise_of_one
 from gradwatch.history import Floats, History
 from gradwatch.storage.logged_names import is_loss
 
+_ACCURACY = re.compile(r"(^|[^a-z])acc(uracy)?([^a-z]|$)", re.IGNORECASE)
 _DIVERGENCE = re.compile(r"(^|[^a-z])kld?([^a-z]|$)", re.IGNORECASE)
 
 
@@ -154,8 +155,19 @@ def succeeds(history: History, share: float = 0.2) -> bool:
     _, entropy = sampled(history, "cross_entropy")
     is_known = odds > 0 and len(entropy) >= LEAST_SAMPLES and is_one_loss(history)
     guesses = is_known and late_median(entropy) > 0.98 * odds
-    got_better = (p for p in progress(history) if not (p.is_loss and guesses))
+    got_better = (p for p in progress(history) if not (guesses if p.is_loss else _by_chance(history, p)))
     return lost_since(history) is None and not has_rivals(history) and any(p.succeeded(share) for p in got_better)
+
+
+def _by_chance(history: History, metric: Progress, kappa: float = 0.1) -> bool:
+    """Whether an accuracy tells hardly more classes right than equal odds do, whatever it began with.
+
+    Source: Cohen 1960, doi:10.1177/001316446002000104 (the share that is right beyond chance, of what could be).
+    """
+    classes = number_of_classes(history) or 0
+    if classes < 2 or not _ACCURACY.search(metric.metric) or not 0 <= metric.ended <= 1:
+        return False
+    return metric.ended - 1 / classes < kappa * (1 - 1 / classes)
 
 
 def descends(history: History, sigmas: float = 20.0) -> bool:
@@ -242,7 +254,8 @@ def _rises(history: History) -> bool:
 
 def reaches_its_goal(history: History, share: float = 0.2) -> bool:
     """Whether a metric that is no loss got better by `share` of where it began, for good: a return, an accuracy."""
-    return not has_rivals(history) and any(p.succeeded(share) for p in progress(history) if not p.is_loss)
+    goals = (p for p in progress(history) if not (p.is_loss or _by_chance(history, p)))
+    return not has_rivals(history) and any(p.succeeded(share) for p in goals)
 
 
 def unmoved(history: History, min_steps: int, running: int, share: float = 0.02) -> list[Progress]:
