@@ -102,6 +102,20 @@ def test_a_part_that_no_gradient_ever_comes_to_is_not_called_dead(layers, dead, 
     assert ("this part of the model" in found.cause) == (rule == "no-gradient")
 
 
+@pytest.mark.parametrize(("bias", "rule"), [(-4.2, "bad-initialisation"), (0.5, "dead-layer")])
+def test_biases_that_let_nothing_through_are_what_layers_began_with(bias, rule):
+    layers = ("0.weight", "0.bias", "2.weight", "2.bias")
+    history = make_history(STEPS, layers=layers)
+    norm, size = history.layer("grad_norm").copy(), history.layer("weight_norm").copy()
+    norm[:, :3] = 0  # one reaches the last bias alone
+    size[:, 1] = np.where(np.isnan(size[:, 1]), np.nan, abs(bias) * 2)
+    shapes = tuple(replace(layer, shape=(4,) if "bias" in layer.name else (4, 4)) for layer in history.run.layers)
+    per_layer = {**history.per_layer, "grad_norm": norm, "weight_norm": size}
+    (found,) = dead_layer(replace(changed(history, per_layer=per_layer), run=replace(history.run, layers=shapes)))
+    assert found.rule == rule
+    assert ("biases began far from 0, those of `0` at 4.2" in found.cause) == (rule == "bad-initialisation")
+
+
 @pytest.mark.parametrize(("operations", "rule"), [("Mean Sub Addmm", "no-gradient"), ("Mean Relu Addmm", "dead-layer")])
 def test_a_head_right_behind_the_loss_that_no_gradient_comes_to_is_not_called_dead(operations, rule):
     layers = ("trunk.0.weight", "trunk.2.weight", "mean.weight", "spread.weight")

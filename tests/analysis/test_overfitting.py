@@ -49,6 +49,11 @@ def test_answers_that_stay_right_are_a_note():
     assert found.severity == "warning"
 
 
+def test_what_is_learnt_of_the_training_data_is_no_excuse():
+    found = diagnose(run(val_loss=measured(turns()), accuracy=np.minimum(1, 0.5 + ROW / 100)))
+    assert [(f.rule, f.severity) for f in found if f.rule == "overfitting"] == [("overfitting", "warning")]
+
+
 def test_what_was_never_better_than_at_first_has_another_cause_too():
     (found,) = overfitting(run(val_loss=measured(0.5 + ROW * 0.004)))
     assert "was lowest when first measured, at step 19" in found.cause

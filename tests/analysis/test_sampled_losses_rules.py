@@ -26,6 +26,7 @@ from gradwatch.analysis.rules.loss_targets import (
     labels_ignored,
 )
 from gradwatch.analysis.rules.losses import first_values, scaled_losses
+from gradwatch.analysis.rules.no_gradient import no_gradient
 from gradwatch.analysis.rules.no_progress import no_progress
 from gradwatch.analysis.rules.number_targets import targets_not_normalised, targets_out_of_range
 from gradwatch.analysis.rules.open_choices import entropy_too_strong
@@ -364,6 +365,8 @@ RAW = np.geomspace(9e4, 3e3, 240)
         ({"mse_loss": RAW / 1e3, "class_loss": np.full(240, 0.1)}, 0),  # of the size of any loss
         ({"mse_loss": RAW, "class_loss": np.full(240, 900.0)}, 0),
         ({"mse_loss": np.geomspace(9e4, 0.5, 240), "class_loss": np.full(240, 0.2)}, 0),  # it came down to the others
+        ({"mse_loss": np.geomspace(9e4, 75, 240), "class_loss": np.full(240, 1.5)}, 1),  # which stands
+        ({"mse_loss": np.geomspace(9e4, 75, 240), "class_loss": np.linspace(2.5, 1.3, 240)}, 0),
         ({"value_loss": RAW, "policy_loss": np.full(240, 0.01), "return": np.linspace(10, 50, 240)}, 0),  # and it works
     ],
 )
@@ -901,3 +904,24 @@ def test_a_loss_that_is_logged_at_the_end_of_an_epoch_is_none_of_the_beginning(e
     loss = np.where(np.arange(200) % every == every - 1, 15.9, np.nan)
     history = changed(history, per_step={**history.per_step, "loss": loss})
     assert first_values(history) == ({"loss": 15.9} if known else {})
+
+
+@pytest.mark.parametrize(
+    ("frozen", "trained", "explained", "found"),
+    [
+        (range(5), (100, 100), 0.1, True),
+        (range(5), (100, 100), 0.6, False),
+        (range(5), (10, 10), 0.1, False),  # about as large as what is trained
+        (range(1), (100, 100), 0.1, False),  # much of it is trained
+        (range(1, 5), (100, 100), 0.1, False),  # what is trained lies in front of it, too: a prompt, an adapter
+    ],
+)
+def test_a_frozen_body_of_which_little_can_be_told(frozen, trained, explained, found):
+    history = run_with(np.geomspace(2.2, 1.9, 240), graph=CLASSIFIER, explained=explained, targets=64)
+    *body, head, bias = history.run.layers
+    body = [replace(layer, shape=trained, frozen=i in frozen) for i, layer in enumerate(body)]
+    layers = (*body, replace(head, shape=(5, 100)), replace(bias, shape=(5,)))
+    history = replace(history, run=replace(history.run, layers=layers, status="FINISHED"))
+    said = [f for f in no_gradient(history) if "Thaw the last blocks" in f.cure]
+    assert bool(said) == found
+    assert all(f.alternatives for f in said)

@@ -13,7 +13,16 @@ import numpy as np
 from gradwatch.analysis.rules.facts import USUAL_RATIO, is_adaptive, to_usual
 from gradwatch.analysis.rules.far_beginning import begins_far
 from gradwatch.analysis.rules.finding import Evidence, Why, either
-from gradwatch.analysis.rules.layer_facts import began_at_zero, beside_bias, ends_in, matrices, pick
+from gradwatch.analysis.rules.layer_facts import (
+    began_at_zero,
+    beside_bias,
+    bias_columns,
+    ends_in,
+    matrices,
+    measured,
+    pick,
+    root_mean_square,
+)
 from gradwatch.analysis.rules.loss_graph import given_data, graph_rows, shape_in
 from gradwatch.analysis.rules.losses import has_rivals
 from gradwatch.analysis.rules.sampled_losses import sampled
@@ -39,6 +48,8 @@ def why_dead(history: History, dead: Bools, start: bool, idle: bool, apart: bool
     wide = dead & matrices(history)
     if wide.any() and began_at_zero(history)[wide].all():
         return BEGAN_AT_ZERO
+    if start and (far := _far_biases(history, dead)):
+        return far
     if start:
         return _never_reached(history, dead)
     if ends_in(history, "ReLU") and dead[matrices(history)].all():
@@ -50,6 +61,32 @@ def why_dead(history: History, dead: Bools, start: bool, idle: bool, apart: bool
             {"last_module": "ReLU"},
         )
     return _thrown(history)
+
+
+def _far_biases(history: History, dead: Bools, far: float = 1.0) -> Why | None:
+    """The cause where biases among these layers `[L]` began at a root mean square above `far`, which torch draws none
+    at, beside weights of a usual size: a ReLU whose bias is far below 0 lets nothing through.
+    """
+    _, norm = measured(history, "weight_norm")
+    beside = np.isin(np.arange(len(dead)), [*bias_columns(history).values()]) & dead
+    if not len(norm) or not beside.any():
+        return None
+    size = np.where(beside, root_mean_square(history, norm[0]), 0.0)
+    if not size.max() > far:
+        return None
+    here = pick(history, size > far)
+    return Why(
+        f"No gradient has ever reached these weights: biases began far from 0, those of `{here[0].rpartition('.')[0]}` "
+        f"at {size.max():.3g}, so that nothing comes through the activation behind them.",
+        "Begin biases at 0, or as torch draws them. That of a rare class (the log of its odds) belongs to the last "
+        "layer alone; an activation that leaks (LeakyReLU, GELU) comes back.",
+        {"bias": float(size.max())},
+    )
+
+
+def is_of_the_beginning(why: Why) -> bool:
+    """Whether these layers are dead by what they began with."""
+    return why is BEGAN_AT_ZERO or "bias" in why.evidence
 
 
 def of_one(history: History, layers: Sequence[str]) -> str:

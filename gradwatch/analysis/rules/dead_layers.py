@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gradwatch.analysis.rules.dead_causes import BEGAN_AT_ZERO, CHOOSE, FORGETS, IDLE, of_one, why_dead
+from gradwatch.analysis.rules.dead_causes import CHOOSE, FORGETS, IDLE, is_of_the_beginning, of_one, why_dead
 from gradwatch.analysis.rules.facts import middle
 from gradwatch.analysis.rules.finding import Evidence, Finding, Why, either, whole_run
 from gradwatch.analysis.rules.layer_facts import (
@@ -51,8 +51,8 @@ def dead_layer(
     `no-gradient`, where the graph shows what has no slope (`_without_slope`); where it is known that something did
     (`wiped`), `no-gradient` says so, and so it is called where a whole part of the model never got one, or the
     weights of a recurrence that are given its state (`weight_hh_l0`), which is 0 in every call then. Where weights
-    that were 0 at first pass none on it is `bad-initialisation`. A warning, too, where the loss came to exactly 0
-    within the first steps (`_nothing_left_at_once`).
+    that were 0 at first pass none on, or biases that began far from 0 let nothing through, it is `bad-initialisation`.
+    A warning, too, where the loss came to exactly 0 within the first steps (`_nothing_left_at_once`).
     Source: dead ReLU units give exact zeros (methods: S4); SageMaker Debugger's DyingReLU.
     """
     if wiped(history):
@@ -103,7 +103,9 @@ def dead_layer(
 
 def _called(why: Why, apart: bool) -> str:
     """By what the cause asks for, where that is known."""
-    return "no-gradient" if apart or why is FORGETS else "bad-initialisation" if why is BEGAN_AT_ZERO else "dead-layer"
+    if apart or why is FORGETS:
+        return "no-gradient"
+    return "bad-initialisation" if is_of_the_beginning(why) else "dead-layer"
 
 
 def _underflows(norm: Floats, smallest: float = 1.1e-19) -> bool:

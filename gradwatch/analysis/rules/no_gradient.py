@@ -5,6 +5,7 @@ Legend: R recorded rows of the layers, L layers.
 
 from __future__ import annotations
 
+import math
 import re
 
 import numpy as np
@@ -13,7 +14,9 @@ from gradwatch.analysis.rules.finding import Evidence, Finding, either, whole_ru
 from gradwatch.analysis.rules.layer_facts import beside_bias, matrices, numel, pick, present, shapes_of
 from gradwatch.analysis.rules.loss_graph import paths
 from gradwatch.analysis.rules.progress import can_be_judged, judged_losses, progress, succeeds
-from gradwatch.analysis.rules.sampled_losses import in_most_looks, sampled
+from gradwatch.analysis.rules.sampled_losses import LEAST_SAMPLES, in_most_looks, of_what, sampled, share_explained
+from gradwatch.analysis.rules.series import late_median
+from gradwatch.formatting import percent
 from gradwatch.formulas import is_as_drawn
 from gradwatch.history import Bools, History
 
@@ -111,8 +114,8 @@ def _at_rest(history: History, large: float = 0.2, min_steps: int = 100, running
 
     More than the trained layers have, and more than half of what is frozen.
     """
-    if head := _frozen_head(history, large, min_steps, running):
-        return head
+    if resting := _frozen_head(history, large, min_steps, running) or _frozen_body(history):
+        return resting
     frozen, drawn = (float(history.total(name)[:1].sum()) for name in ("frozen_elements", "frozen_as_drawn"))
     trained = float(numel(history).sum())
     known = progress(history) if can_be_judged(history, min_steps, running) else []
@@ -131,6 +134,49 @@ def _at_rest(history: History, large: float = 0.2, min_steps: int = 100, running
             "(requires_grad_(True), and into the optimizer). Random features that are meant need no change.",
         )
     ]
+
+
+def _frozen_body(
+    history: History, little: float = 0.3, times: float = 4.0, few: int = 2, min_steps: int = 100, running: int = 500
+) -> list[Finding]:
+    """All but the last `few` matrices or less is frozen, `times` what is trained or more, and what is said explains
+    less than the share `little` of what is asked for in the last quarter of the samples.
+
+    The healthy trainings of the tests of which only the last layers are trained explain 0.55 or more.
+    Source: Yosinski et al. 2014, arXiv:1411.1792 (features that are kept frozen suit another task the less, the further
+    it is); Kumar et al. 2022, arXiv:2202.10054 (a head first, then the body at a low rate).
+    """
+    held = np.array([layer.frozen for layer in history.run.layers], bool)
+    sizes = np.array([math.prod(layer.shape) for layer in history.run.layers], float)
+    wide = np.array([sum(size > 1 for size in layer.shape) > 1 for layer in history.run.layers], bool)
+    frozen = float(sizes[held & wide].sum() + np.nan_to_num(history.total("frozen_elements")[:1]).sum())
+    share = share_explained(history)
+    is_of_the_last = not held.any() or not (~held)[: int(np.flatnonzero(held)[-1])].any()
+    if not 0 < (wide & ~held).sum() <= few or frozen < times * sizes[~held].sum() or not is_of_the_last:
+        return []
+    if len(share) < LEAST_SAMPLES or late_median(share) > little or not judged_losses(history, min_steps, running):
+        return []
+    of, constant = of_what(history)
+    return [
+        whole_run(
+            history,
+            "no-gradient",
+            "",
+            {"frozen": frozen, "trained": float(sizes[~held].sum()), "explained": late_median(share)},
+            f"{frozen:,.0f} of the model's weights are frozen, and the {sizes[~held].sum():,.0f} behind them that are "
+            f"trained explain {percent(max(late_median(share), 0.0))} of the {of} that are asked for (to know "
+            f"{constant} explains none of it). {either(_FROZEN)}",
+            "Thaw the last blocks of the frozen part, at a tenth of the head's rate: if the training loss falls "
+            "further, that was it. If not, train longer, and look at the targets.",
+            _FROZEN,
+        )
+    ]
+
+
+_FROZEN = (
+    "what the frozen part was taught tells too little of what is asked for here",
+    "the run is short for it, or little can be told (noise in the targets)",
+)
 
 
 def _frozen_head(history: History, large: float, min_steps: int, running: int) -> list[Finding]:

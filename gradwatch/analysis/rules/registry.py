@@ -91,7 +91,7 @@ from gradwatch.analysis.rules.weights_reset import weights_reset
 from gradwatch.analysis.rules.wrong_sign import wrong_sign
 from gradwatch.errors import warn
 from gradwatch.history import History
-from gradwatch.storage.logged_names import is_training_loss
+from gradwatch.storage.logged_names import HELD_OUT, is_training_loss
 
 RULES: tuple[Rule, ...] = (
     nonfinite, exploding, vanishing, dead_layer, no_gradient, not_in_optimizer, imbalance, scaled_gradients,
@@ -171,11 +171,14 @@ def _asked(rule: Rule, lane: History) -> list[Finding]:
 def _outweighed(lane: History, metric: float | str | None, share: float = 0.2) -> bool:
     """Whether another metric ended better by the `share` for good, and this one is a training loss if that is a loss.
 
-    The loss of a value grows with the return; and of the terms of a loss one rises while their sum falls.
+    The loss of a value grows with the return; and of the terms of a loss one rises while their sum falls. What is
+    measured on other data is outweighed by what is measured there as well.
     """
     if metric not in lane.logged or has_rivals(lane):
         return False
+    there = HELD_OUT.search(str(metric))
     others = (p for p in progress(lane) if p.metric != metric and p.succeeded(share))
+    others = (p for p in others if HELD_OUT.search(p.metric) or not there)
     return any(is_training_loss(metric) or not p.is_loss for p in others)
 
 

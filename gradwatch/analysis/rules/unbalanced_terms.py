@@ -19,13 +19,20 @@ from gradwatch.storage.logged_names import is_reward, is_training_loss
 
 
 def loss_terms_unbalanced(
-    history: History, most: float = 0.995, large: float = 100.0, least: float = 10.0, min_steps: int = 100
+    history: History,
+    most: float = 0.995,
+    large: float = 100.0,
+    least: float = 10.0,
+    min_steps: int = 100,
+    beside: float = 0.97,
+    won: float = 0.1,
 ) -> list[Finding]:
     """One of several terms that are logged is all of the loss but next to nothing, and far above 1. A warning.
 
     Alarm: times one weight it is the share `most` of the loss or more, by the medians of the first and of the last
     tenth of the steps, and the loss is above `large` at first and above `least` in the end: a squared error of numbers
-    that are not normalised, mostly. Another term is logged that is no penalty by its name. Not where a reward that is
+    that are not normalised, mostly; or the share `beside` is enough where another term won less than the share `won` of
+    its first value meanwhile. Another term is logged that is no penalty by its name. Not where a reward that is
     logged gets better all the same, nor in parts that train against each other.
     Source: Kendall et al., arXiv:1705.07115, on terms of unlike size; Chen et al., arXiv:1711.02257, on what they do to
     the gradient of shared layers.
@@ -39,9 +46,10 @@ def loss_terms_unbalanced(
         return []
     for name in terms:
         alone = _alone(history.total(whole), history.total(name))
-        if alone and alone.first > large and alone.end > least and alone.rest < 1 - most:
-            others = " and ".join(other for other in terms if other != name)
-            return [_finding(history, whole, name, others, alone)]
+        others = [other for other in terms if other != name]
+        stand = any(p.metric in others and p.ended > (1 - won) * p.began for p in progress(history))
+        if alone and alone.first > large and alone.end > least and alone.rest < 1 - (beside if stand else most):
+            return [_finding(history, whole, name, " and ".join(others), alone)]
     return []
 
 
