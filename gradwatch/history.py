@@ -52,7 +52,8 @@ class Run:
     watch() found it, `unheld` are the model's parameters that ask for a gradient and are in no optimizer, `modules` the
     classes of the modules without children by name, in order, `batch_norms` the momentum of those with statistics, and
     `dropouts` the p of others; `loss_graph` is what its first losses showed. `pid`, `host`, `pid_started` record it;
-    `crashed`: it ended without close. Its steps begin with `first_step` and end before `end_step`, once closed.
+    `crashed`: it ended without close. Its steps begin with `first_step` and end before `end_step`, once closed; those
+    before are in the folder `goes_on_from`, of a run that was resumed with other settings.
     `activations_every` is their pace; `command` how `gradwatch run` was started, `source` what was imported.
     """
 
@@ -86,6 +87,7 @@ class Run:
     loss_graph: tuple[dict[str, Any], ...] = ()
     first_step: int | None = None
     end_step: int | None = None
+    goes_on_from: str | None = None
     higher_is_better: dict[str, bool] = field(default_factory=dict)  # of logged scalars, where the user has said it
     command: dict[str, Any] | None = None
     activations_every: int | None = None

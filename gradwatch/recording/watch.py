@@ -214,7 +214,7 @@ class Watch:
         folder = Path(state["dir"])
         apart = resume.apart(folder, changed)
         if apart or folder.resolve() == self.dir.resolve() or isinstance(self._writer, NullWriter):
-            self._writer.update(first_step=self._stepper.steps)  # what came before is not here
+            self._writer.update(first_step=self._stepper.steps, goes_on_from=home_of(folder).name if apart else None)
         else:
             self._writer = resume.reopened(folder, int(state["attempt"]), self._writer)
             self._restart(self._stepper.layout)

@@ -102,6 +102,7 @@ class RunSummary:
     modules: tuple[ModuleSummary, ...] = ()  # whose activations were recorded
     rewinds: tuple[Rewound, ...] = ()
     resumed: tuple[int, ...] = ()  # the steps with which it went on from a checkpoint
+    goes_on_from: str = ""  # the folder with the steps before these, of another policy's run
 
 
 def summarize(history: History, metrics: Sequence[str]) -> RunSummary:
@@ -122,6 +123,7 @@ def summarize(history: History, metrics: Sequence[str]) -> RunSummary:
         modules=module_summaries(history),
         rewinds=tuple(rewinds(history)),
         resumed=_resumed(history),
+        goes_on_from=run.goes_on_from or "",
         created=run.created,
         state=state(history),
         policy=policy_text(run),

@@ -181,7 +181,7 @@ def facts(run: RunSummary) -> list[tuple[str, str]]:
         *((("param groups", "; ".join(run.groups)),) if run.groups else ()),
         *((("set anew during the run", ", ".join(run.changes)),) if run.changes else ()),
         ("steps", _steps(run)),
-        *((("resumed", f"at step {listed([f'{step:,}' for step in run.resumed])}"),) if run.resumed else ()),
+        *((("resumed", _resumed(run)),) if run.resumed else ()),
         ("layers", f"{len(run.layers):,} ({run.parameters:,} parameters)"),
         ("clip rate", _rates(run)),
         *_norms(run),
@@ -192,6 +192,12 @@ def facts(run: RunSummary) -> list[tuple[str, str]]:
         *seeds(run.params).items(),
         ("started", run.created[:16].replace("T", " ") + " UTC"),
     ]
+
+
+def _resumed(run: RunSummary) -> str:
+    """The steps with which it went on from a checkpoint, and where those before are that are in another run."""
+    at = f"at step {listed([f'{step:,}' for step in run.resumed])}"
+    return f"{at}; the steps before are in {run.goes_on_from}" if run.goes_on_from else at
 
 
 def rewinds_text(rewinds: Sequence[Rewound]) -> str:

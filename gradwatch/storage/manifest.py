@@ -224,6 +224,7 @@ _FIELDS: dict[str, tuple[Check, str]] = {
     "params": (_is_table(lambda value: is_text(value, MAX_JSON)), f"a table of at most {MAX_SETTINGS:,} texts"),
     "first_step": (_optional(_is_count(0, MAX_STEP)), "a number of steps"),
     "end_step": (_optional(_is_count(0, MAX_STEP)), "a number of steps"),
+    "goes_on_from": (_optional(is_text), _TEXT[1]),
     "higher_is_better": (_is_table(lambda value: isinstance(value, bool)), "a table of true or false"),
     "activations_every": (_optional(_is_count(1)), "a number from 1 on"),
     "command": (_optional(_is_command), "how gradwatch run was started"),

@@ -21,6 +21,8 @@ from training import CALLABLE, batches, mlp, state_tensors, train, watch
 import gradwatch
 from gradwatch import GradwatchWarning, PolicyError, WatchError, open_history
 from gradwatch.recording.layers import clean_name
+from gradwatch.report import build_report
+from gradwatch.report.wording import facts
 
 
 @pytest.fixture
@@ -592,6 +594,10 @@ def test_what_goes_on_with_other_settings_is_a_run_of_its_own(pair, tmp_path, ca
     assert open_history(before.dir).step.tolist() == list(range(6))
     assert open_history(after.dir).step.tolist() == list(range(6, 10))
     assert str(open_history(after.dir).run.clip or "").split("(")[0] == options.get("clip", "").split("(")[0]
+    assert open_history(before.dir).run.goes_on_from is None
+    assert open_history(after.dir).run.goes_on_from == before.dir.name
+    (summary,) = build_report([open_history(after.dir)]).runs
+    assert dict(facts(summary))["resumed"] == f"at step 6; the steps before are in {before.dir.name}"
 
 
 def test_a_run_whose_folder_is_gone_is_resumed_as_one_of_its_own(pair, tmp_path, capsys):
