@@ -21,6 +21,7 @@ from gradwatch.analysis.rules.long_steps import lr_too_high
 from gradwatch.analysis.rules.losses import odd_batch
 from gradwatch.analysis.rules.no_progress import no_progress
 from gradwatch.analysis.rules.nonfinite import nonfinite
+from gradwatch.analysis.rules.nonfinite_causes import meanwhile
 from gradwatch.analysis.rules.outputs import activation_on_logits, softmax_twice
 from gradwatch.analysis.rules.small_updates import _of_small_steps, update_too_small
 from gradwatch.analysis.rules.spikes import spike
@@ -67,6 +68,13 @@ def test_the_history_of_the_scale_says_why_steps_were_dropped(scale, words, cure
     (found,) = nonfinite(overflowed(scale))
     assert words in found.cause
     assert cure in found.cure
+
+
+def test_who_has_a_scaler_is_not_told_to_skip_steps():
+    history = make_history(STEPS)
+    scaled = changed(history, per_step={**history.per_step, "loss_scale": np.full(STEPS, 2.0**16)})
+    assert meanwhile(history).startswith("SkipNonfinite() first in the chain drops such a step")
+    assert meanwhile(scaled).startswith("The GradScaler drops such a step")
 
 
 def test_a_scale_that_nothing_lowers_is_named():

@@ -76,7 +76,7 @@ def nonfinite(
         went_first = "loss"
     step = int(history.step[first])
     is_open = (went_first, after, last, said) == ("unknown", "nothing", "", None)
-    said = said or (of_an_unknown_loss(step) if is_open else None)
+    said = said or (of_an_unknown_loss(history, step) if is_open else None)
     cause, cure = said or words(history, went_first, after, last, following, step)
     cure = seen.cure if seen.cure and went_first == "loss" and after == "nothing" and not said else cure
     if skipped and "weights" not in seen.evidence:

@@ -95,25 +95,25 @@ def of_a_vanished(history: History, row: int, share: float = 0.3) -> tuple[str, 
 
 def words(history: History, went_first: str, after: str, last: str, following: str, step: int) -> tuple[str, str]:
     """Cause and cure by what went first, what came before, and the layers that bracket where it began."""
+    kept = meanwhile(history)
     if after == "unknown":
         return (
             f"The log has a gradient norm or a loss of inf or NaN at step {step}. What came before it, and in which "
             "layer it began, the log does not tell.",
-            "Train it again with gradwatch (gradwatch run SCRIPT, or a callback), which records every step and layer; "
-            "SkipNonfinite() first in the chain protects the weights meanwhile.",
+            "Train it again with gradwatch (gradwatch run SCRIPT, or a callback), which records every step and layer. "
+            f"{kept}",
         )
     where = f" between {last} and {following}" if last else ""
     if after == "growth":
         return (
             f"The numbers grew until they left the range of their dtype, in step {step}: the steps were too large.",
-            "Lower the learning rate or warm it up; SkipNonfinite() first in the chain keeps such a step out of the "
-            "weights, and does not stop the growth.",
+            f"Lower the learning rate or warm it up. {kept} That does not stop the growth.",
         )
     if after == "float16":
         return (
             f"A float16 number passed 65504{where}: the loss scale is too high for these gradients.",
-            "Use a GradScaler with a lower init_scale, which drops such steps and halves the scale, or bfloat16, "
-            "which needs no scale.",
+            "Give the GradScaler a lower init_scale: it drops such steps, and halves the scale. Where there is none, "
+            "use one, or bfloat16, which needs no scale.",
         )
     if went_first == "loss":
         operations = {operation.kind for path, _ in paths(history) for operation in path}
@@ -125,8 +125,7 @@ def words(history: History, went_first: str, after: str, last: str, following: s
             f"exp{', a float16 that overflowed' if casts else ''}, or such a value in the batch.",
             "Run that batch under torch.autograd.set_detect_anomaly(True), which names the operation. A log, exp or "
             "division of your own: the fused losses (cross_entropy, binary_cross_entropy_with_logits, logsumexp), or "
-            f"an epsilon. {frames}{cast}Else look for such a value in the batch. "
-            "SkipNonfinite() first in the chain protects the weights.",
+            f"an epsilon. {frames}{cast}Else look for such a value in the batch. {kept}",
         )
     finite = (
         "The loss was finite and its derivative was not" if went_first == "gradient" else "A derivative is not finite"
@@ -135,7 +134,7 @@ def words(history: History, went_first: str, after: str, last: str, following: s
         f"{finite}{where}, and nothing grew before: a square root, norm, logarithm or division at 0, perhaps in the "
         "branch of a where() that was not taken.",
         f"Look at the operations{where}: add an epsilon inside the root or the logarithm, or clamp its argument; "
-        "torch.autograd.set_detect_anomaly(True) names the line; SkipNonfinite() protects the weights meanwhile.",
+        f"torch.autograd.set_detect_anomaly(True) names the line. {kept}",
     )
 
 
@@ -145,13 +144,20 @@ _FRAMES = (
 )
 
 
-def of_an_unknown_loss(step: int) -> tuple[str, str]:
+def meanwhile(history: History) -> str:
+    """What keeps steps that are not finite out of the weights, a sentence: a GradScaler where there is one."""
+    if np.isfinite(history.total("loss_scale")).any():
+        return "The GradScaler drops such a step meanwhile, and the weights stay as they are."
+    return "SkipNonfinite() first in the chain drops such a step meanwhile, and the weights stay as they are."
+
+
+def of_an_unknown_loss(history: History, step: int) -> tuple[str, str]:
     """Cause and cure where all layers went at once, nothing grew before, and the loss of that step was not logged."""
     return (
         f"Nothing grew before step {step}, whose loss was not logged. {either(OF_AN_UNKNOWN_LOSS)}",
         "Run that batch under torch.autograd.set_detect_anomaly(True), which names the operation, and look for "
         "such a value in the batch. A loss that is logged in each step tells which of the two it is. "
-        "SkipNonfinite() first in the chain protects the weights meanwhile.",
+        + meanwhile(history),
     )
 
 

@@ -7,6 +7,7 @@ import numpy as np
 from gradwatch.analysis.rules.activation_facts import birthplace
 from gradwatch.analysis.rules.finding import Evidence, Why
 from gradwatch.analysis.rules.largest_row import nonfinite_row
+from gradwatch.analysis.rules.nonfinite_causes import meanwhile
 from gradwatch.history import Bools, History
 
 
@@ -30,7 +31,7 @@ def origin(history: History, first: int, last: int, bad: Bools, layer: str) -> W
         said += f" In the forward pass the first output that was not finite is that of {born}."
         cure = (
             f"Look at {born}: at what it gets, at its weights and at what is done before it, for a root, logarithm, "
-            "division or exp, or such a value in the batch; SkipNonfinite() first in the chain protects the weights."
+            f"division or exp, or such a value in the batch. {meanwhile(history)}"
         )
     elif modules and step in history.activations.step:
         said += f" In the forward pass the outputs of all {len(modules)} modules that were recorded were finite."
