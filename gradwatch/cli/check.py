@@ -58,16 +58,17 @@ def check(ctx: click.Context, run: str, fail_on: str, strict: bool, kind: str, f
         )
     findings = diagnose(history)
     said = verdict(history, findings)
-    if kind == "sarif":
-        text = render_sarif(history.run, findings, said, _folder(run))
-    else:
-        render = {"text": render_check_text, "json": render_check_json, "github": render_github}[kind]
-        text = render(history.run.name, findings, said)
-    print_text(text) if kind == "text" else click.echo(text, nl=False)
-    how = state(history)
+    how, name = state(history), history.run.name
     unsound = [f"incomplete: {problem}" for problem in history.problems]
     if how not in ("finished", "running"):
         unsound.insert(0, f"the run {how if ' ' in how else f'ended as {how}'} after {len(history):,} steps")
+    if kind == "sarif":
+        text = render_sarif(history.run, findings, said, _folder(run))
+    elif kind == "json":
+        text = render_check_json(name, findings, said, unsound)
+    else:
+        text = (render_check_text if kind == "text" else render_github)(name, findings, said)
+    print_text(text) if kind == "text" else click.echo(text, nl=False)
     for problem in unsound:
         click.echo(terminal(problem), err=True)
     failing = ("error",) if fail_on == "error" else ("error", "warning")

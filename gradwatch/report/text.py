@@ -53,12 +53,16 @@ def render_check_text(run: str, findings: Sequence[Finding], said: str | None = 
     return "\n".join(map(terminal, lines)) + "\n"
 
 
-def render_check_json(run: str, findings: Sequence[Finding], said: str | None = None) -> str:
-    """`{"run": ..., "verdict": ..., "findings": [...]}`; a number that is not finite is null."""
+def render_check_json(
+    run: str, findings: Sequence[Finding], said: str | None = None, unsound: Sequence[str] = ()
+) -> str:
+    """`{"run": ..., "verdict": ..., "findings": [...], "unsound": [...]}`; a number that is not finite is null.
+
+    `unsound` are the reasons why the run is no whole one: that it failed, what of its record is missing.
+    """
     said = headline(findings) if said is None else said
-    return (
-        json.dumps(plain({"run": run, "verdict": said, "findings": [f.to_json() for f in findings]}), indent=2) + "\n"
-    )
+    found = [finding.to_json() for finding in findings]
+    return json.dumps(plain({"run": run, "verdict": said, "findings": found, "unsound": [*unsound]}), indent=2) + "\n"
 
 
 def render_github(run: str, findings: Sequence[Finding], said: str | None = None) -> str:

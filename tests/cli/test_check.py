@@ -126,6 +126,8 @@ def test_a_strict_gate_wants_a_run_that_ended_well(made, code, said, tmp_path):
     assert call(tmp_path / "gate").exit_code == 0  # the only run of a folder
     strict = call(tmp_path / "gate", "--strict")
     assert (strict.exit_code, strict.stderr) == (code, said)
+    told = json.loads(call(tmp_path / "gate", "--format", "json").stdout)
+    assert told["unsound"] == said.splitlines()
 
 
 def test_a_strict_gate_wants_the_whole_record_and_a_run(tmp_path):
@@ -155,7 +157,7 @@ def test_what_is_missing_goes_to_standard_error(monkeypatch):
 
 def test_json_has_the_findings_with_their_keys(sick):
     data = json.loads(call(sick, "--format", "json").stdout)
-    assert list(data) == ["run", "verdict", "findings"]
+    assert list(data) == ["run", "verdict", "findings", "unsound"]
     assert data["run"] == "mlp"
     (found,) = data["findings"]
     assert {"rule", "severity", "layers", "first_step", "last_step", "evidence", "cause", "cure"} <= set(found)
@@ -186,7 +188,7 @@ def test_a_healthy_run_says_so(healthy):
     assert call(healthy).stdout == "mlp: no findings\n"
     assert call(healthy, "--format", "github").stdout == ""
     said = json.loads(call(healthy, "--format", "json").stdout)
-    assert said == {"run": "mlp", "verdict": "no findings", "findings": []}
+    assert said == {"run": "mlp", "verdict": "no findings", "findings": [], "unsound": []}
 
 
 def test_a_run_that_is_too_short_to_judge_passes_and_says_so(tmp_path):
