@@ -39,12 +39,14 @@ MOST_LABELS = 16
 
 
 def depth_charts(history: History) -> list[Chart]:
-    """One chart for each quantity that was recorded in two or more layers."""
-    return [chart for quantity, label in QUANTITIES.items() if (chart := depth_chart(history, quantity, label))]
+    """One chart of each part, or optimizer that steps alone, for each quantity that two or more of its layers have."""
+    lanes, quantities = history.lanes().items(), QUANTITIES.items()
+    every = (depth_chart(lane, *quantity, name) for quantity in quantities for name, lane in lanes)
+    return [chart for chart in every if chart]
 
 
-def depth_chart(history: History, quantity: str, label: str) -> Chart | None:
-    """The medians of `quantity` along the layers; None where it was recorded in fewer than two."""
+def depth_chart(history: History, quantity: str, label: str, part: str = "") -> Chart | None:
+    """The medians of `quantity` along the layers, of a `part`; None where it was recorded in fewer than two."""
     values = history.layer(quantity)
     shown = _weights(history)
     still = np.flatnonzero((values[:, shown] == 0).sum(axis=0) > (values[:, shown] > 0).sum(axis=0))
@@ -76,7 +78,7 @@ def depth_chart(history: History, quantity: str, label: str) -> Chart | None:
     note = "Medians, of what is above 0, over the first tenth, the whole and the last tenth of the measured steps."
     if len(shown) < len(history.layers):
         note += " Tensors of one dimension (biases, gains) are left out."
-    return Chart(_title(label, column_medians(values[:, shown]), names), drawn, 330, note)
+    return Chart(_title(label, column_medians(values[:, shown]), names, part), drawn, 330, note)
 
 
 def drawn_layers(history: History) -> list[str]:
@@ -91,10 +93,10 @@ def _weights(history: History) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
     return weights if len(weights) > 1 else np.arange(len(history.layers))
 
 
-def _title(label: str, median: Floats, names: list[str]) -> str:
+def _title(label: str, median: Floats, names: list[str], part: str) -> str:
     first, last = float(median[0]), float(median[-1])
     if not (first > 0 and last > 0) or names[0] == names[-1]:
-        return f"Depth profile of the {label}"
+        return f"Depth profile of the {label}{f' of {part}' if part else ''}"
     times = max(first, last) / min(first, last)
     if times < 1.1:
         return f"Depth profile: the {label} of {names[0]} and {names[-1]} is about the same"
@@ -140,8 +142,10 @@ def update_charts(history: History) -> list[Chart]:
     top, measured = rows[int(np.argmax(moved[rows]))], history.take(rows)
     drawn = figure(lane_lines(measured, moved[rows], "update norm", AFTER), "total update norm (L2)",
                    max(decades(moved), 0.01), legend=len(measured.lane_rows()) > 1)  # fmt: skip
-    title = f"Total update norm: median {quantity_text(float(np.median(moved[rows])))}, "
-    title += f"highest {quantity_text(moved[top])} at step {history.step[top]:,}"
+    several = len(measured.lane_rows()) > 1
+    median = "" if several else f"median {quantity_text(float(np.median(moved[rows])))}, "
+    where = f" of {history.optimizer[top]}" if several else ""
+    title = f"Total update norm: {median}highest {quantity_text(moved[top])} at step {history.step[top]:,}{where}"
     said = "‖Δw‖ of the steps that measured it: of each layer update ratio times weight norm, an estimate"
     if "update_norm" in history.per_layer:
         said = "‖Δw‖, of each layer from a sample of at most 4,096 elements"

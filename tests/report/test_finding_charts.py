@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from make_run import make_history, write_shared
+from make_run import LAYERS, changed, make_history, write_shared
 from pages import HOSTILE, figures, unpack
 from rich.console import Console
 
@@ -305,3 +305,15 @@ def test_the_coefficient_of_the_loops_own_clip_is_drawn_and_not_that_of_no_polic
     chart = finding_chart(history, finding("clip-is-your-learning-rate"))
     drawn = next(trace for trace in chart.figure["data"] if trace.get("mode") == "lines")
     assert set(unpack(drawn["y"])) == {0.25}
+
+
+def test_parts_have_depth_profiles_of_their_own():
+    """A layer of one part is no deeper than one of another."""
+    history = make_history(steps=40)
+    turns = np.where(np.arange(40) % 2, "G", "D")
+    norm = history.layer("grad_norm").copy()
+    norm[np.ix_(turns == "D", range(4))] = norm[np.ix_(turns == "G", range(4, 7))] = np.nan
+    columns = {"grad_norm": norm, "nonfinite": np.where(np.isnan(norm), np.nan, 0)}
+    charts = depth_charts(changed(history, per_layer=columns, optimizer=turns))
+    drawn = [{*chart.figure["data"][0]["customdata"]} for chart in charts]
+    assert drawn == [{*LAYERS[4:6]}, {*LAYERS[:4]}]
