@@ -138,9 +138,9 @@ The authors of the last fourteen groups, three each, listed 40 mistakes from mem
 they saw anything, drew twelve by lot, and (but for `listed`) had a sentence of each finding beside its name. That is
 what people get wrong every day: 406 of these 504 are right. Of twelve more, by the reading of who changes the rules,
 what is said is the mistake, under a name that was not expected (a ReLU at the output is `targets-out-of-range`, a
-sigmoid was `softmax-twice`, weights of 0 were `dead-layer`, as were units that a step threw out and biases far below 0, sums
-over neighbours are `bad-initialisation`). Of the healthy ones of `sent` and later half are ordinary, half unusual; all of `common` are
-unusual.
+sigmoid was `softmax-twice`, weights of 0 were `dead-layer`, as were units that a step threw out and biases far below 0,
+sums over neighbours are `bad-initialisation`). Of the healthy ones of `sent` and later half are ordinary, half unusual;
+all of `common` are unusual.
 
 - **What is right** is mostly said of a number that is not finite, of what is not trained, of what is clipped or
   scheduled away. **What is silent or wrong** is mostly a rate that is too high for a part, a loss that falls all the

@@ -316,4 +316,4 @@ def test_parts_have_depth_profiles_of_their_own():
     columns = {"grad_norm": norm, "nonfinite": np.where(np.isnan(norm), np.nan, 0)}
     charts = depth_charts(changed(history, per_layer=columns, optimizer=turns))
     drawn = [{*chart.figure["data"][0]["customdata"]} for chart in charts]
-    assert drawn == [{*LAYERS[4:6]}, {*LAYERS[:4]}]
+    assert drawn == [{*LAYERS[4:]}, {*LAYERS[:4]}]
