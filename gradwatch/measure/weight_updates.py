@@ -202,9 +202,9 @@ class UpdateRatio:
         return sums.sqrt().to(norms.dtype)
 
 
-def _lie(weights: Sequence[Tensor]) -> list[tuple[torch.Size, tuple[int, ...]]]:
-    """The shapes of weights, and how they lie in memory."""
-    return [(w.shape, w.stride()) for w in weights]
+def _lie(weights: Sequence[Tensor]) -> list[object]:
+    """The shapes of weights, and how they lie in memory; no Python instruction for each."""
+    return [*map(Tensor.size, weights), *map(Tensor.stride, weights)]
 
 
 def weight_norms(layout: Layout) -> Sums[Tensor]:
