@@ -41,8 +41,9 @@ def seen(
     """0-d tensors on the loss's device, by name; `loss` is the operation that the `node` is of, of `LOSSES`. Classes
     that are multiplied by a `mask` of 0 are ignored. `is_averaged`: a mean is taken of what it gives for each target.
 
-    Of all: `target_mean` and `target_std`, where a class counts by its number, of so many `targets`. Of classes,
-    also of two: `target_top`, the most frequent one, `target_top_share` and `predicted_top_share`, the share of
+    Of all: `target_mean` and `target_std`, where a class counts by its number, of so many `targets`. Of classes, of
+    which a softmax has so many `choices`, also of two: `target_top`, the most frequent one, `target_top_share` and
+    `predicted_top_share`, the share of
     targets that were `predicted_right` and of those that are `ignored`; where classes have weights, and no label
     one of its own, `target_top_weight`, that of the most frequent one beside the mean of those above 0; of
     probabilities, `target_soft`, how far they are from 0 and 1 on average, and `target_outside`, the share that
@@ -100,7 +101,8 @@ def seen(
         if not is_reduced and mask is None:  # what becomes of each is not known
             found.pop("target_top_at_ends", None)
     found |= _in_data(target.reshape(-1), data) | (_of_series(target, data) if loss in NUMBERS else {})
-    return {f"{IN_LOSS}targets": float(target.numel()), **{f"{IN_LOSS}{name}": value for name, value in found.items()}}
+    sizes = {"targets": float(target.numel()), **({"choices": float(scores.shape[1])} if loss in _CHOICES else {})}
+    return {f"{IN_LOSS}{name}": value for name, value in (sizes | found).items()}
 
 
 @without_autograd

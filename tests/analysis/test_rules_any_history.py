@@ -21,7 +21,7 @@ OF_LOSSES = (
     "targets", "target_mean", "target_std", "target_top", "target_top_share", "predicted_top_share", "ignored",
     "target_soft", "target_is_input", "target_top_at_ends", "target_low", "target_high", "target_spread",
     "target_farthest", "predicted_mean", "predicted_std", "predicted_right",
-    "logit_range", "logit_range_most", "cross_entropy", "explained", "parameters_gone", "never_cleared",
+    "choices", "logit_range", "logit_range_most", "cross_entropy", "explained", "parameters_gone", "never_cleared",
     "target_is_next", "causal", "codes_used", "advantage_mean", "advantage_std",
     "embeddings_alike", "margins_alike", "scored_one_way",
 )  # fmt: skip

@@ -925,3 +925,13 @@ def test_a_frozen_body_of_which_little_can_be_told(frozen, trained, explained, f
     said = [f for f in no_gradient(history) if "Thaw the last blocks" in f.cure]
     assert bool(said) == found
     assert all(f.alternatives for f in said)
+
+
+@pytest.mark.parametrize(("choices", "found"), [(np.minimum(65 + 64 * np.arange(SAMPLES), 1024), 0), (1025, 1)])
+def test_a_loss_that_chooses_among_ever_more_may_rise(choices, found):
+    """Of the negatives in a queue, as MoCo's, which fills: what equal odds give grows with them."""
+    loss = np.r_[np.linspace(1, 2.4, 80), np.full(160, 2.4)] + 0.02 * RNG.standard_normal(240)
+    history = run_with(loss, choices=choices, targets=64, logged=("loss",))
+    history = replace(history, run=replace(history.run, status="FINISHED"))
+    assert [f.severity for f in lr_too_high(history)] == ["warning" if found else "note"]
+    assert len(no_progress(history)) == found

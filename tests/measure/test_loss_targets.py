@@ -60,7 +60,7 @@ def of_choices(scores, y):
     """Of logits [N, C] and classes that are all asked for."""
     scores, y = scores.detach().double().numpy(), y.numpy()
     losses = np.log(np.exp(scores).sum(1)) - scores[np.arange(len(scores)), y]
-    return of_logits(np.ptp(scores, axis=1), losses, np.bincount(y) / len(y))
+    return {"choices": scores.shape[1], **of_logits(np.ptp(scores, axis=1), losses, np.bincount(y) / len(y))}
 
 
 def test_of_classes():

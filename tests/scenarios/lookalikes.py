@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
 
@@ -237,6 +238,32 @@ def texts_given_back(folder):
     return fit(folder, net, optim.Adam(net.parameters(), 3e-3), loss_of, 400, every=10)
 
 
+def queue_that_fills(folder, length=4096):
+    """MoCo: of each pair the other view is told from ever more that came before (He et al. 2020, arXiv:1911.05722)."""
+    torch.manual_seed(SEED[0])
+    things = torch.randn(400, 32)
+    net = dense(32, 128, 32)
+    slow = copy.deepcopy(net).requires_grad_(False)
+    queue = torch.zeros(0, 32)
+
+    def loss_of(step):
+        nonlocal queue
+        thing = things[torch.randint(400, (64,))]
+        view, other = (thing + 0.3 * torch.randn(64, 32) for _ in range(2))
+        with torch.no_grad():
+            for late, p in zip(slow.parameters(), net.parameters(), strict=True):
+                late.lerp_(p, 0.01)
+            key = F.normalize(slow(other), dim=1)
+        queue = queue if len(queue) else key
+        seen = F.normalize(net(view), dim=1)
+        logits = torch.cat([(seen * key).sum(1, keepdim=True), seen @ queue.T], 1)
+        queue = torch.cat([key, queue])[:length]
+        return F.cross_entropy(logits / 0.1, torch.zeros(64, dtype=torch.long))
+
+    optimizer = optim.SGD(net.parameters(), 0.05, momentum=0.9, weight_decay=1e-4)
+    return fit(folder, net, optimizer, loss_of, 500, every=10)
+
+
 LOOKALIKES = {
     "text-near-its-entropy": text_near_its_entropy,
     "weak-labels": functools.partial(weak_labels, signal=0.1),
@@ -248,5 +275,6 @@ LOOKALIKES = {
     "tasks-in-turn": tasks_in_turn,
     "inner-loops": inner_loops,
     "texts-given-back": texts_given_back,
+    "queue-that-fills": queue_that_fills,
 }
 LOOKALIKE_TRAININGS = tuple(Healthy(FIRST + i, name, train) for i, (name, train) in enumerate(LOOKALIKES.items()))

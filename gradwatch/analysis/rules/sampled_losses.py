@@ -194,15 +194,26 @@ def _steps_up(history: History, few: int = 20, rest: int = 20, after: int = 16) 
     return rose
 
 
+def chooses_among_more(history: History) -> bool:
+    """Whether the number of classes that a loss chooses among only grows, by a half, as of the negatives in a queue
+    that fills (He et al. 2020, arXiv:1911.05722): what equal odds give grows with it.
+    """
+    return _only_grows(history, "choices")
+
+
+def _only_grows(history: History, name: str) -> bool:
+    _, sizes = sampled(history, name)
+    return bool(len(sizes) and (np.diff(sizes) >= 0).all() and sizes[-1] >= 1.5 * sizes[0])
+
+
 def grows_harder(history: History, share: float = 0.25, least: int = 3) -> bool:
     """Whether a setting that is logged only rises, `least` times or more, over the `share` of the run: a length, a
-    noise; or the number of targets that a loss is asked for, by a half. Losses of its beginning and its end are of
-    other tasks then.
+    noise; or the number of targets that a loss is asked for, by a half, or it `chooses_among_more`. Losses of its
+    beginning and its end are of other tasks then.
 
     Source: Bengio et al. (2009), *Curriculum learning*, ICML.
     """
-    _, targets = sampled(history, "targets")
-    if len(targets) and (np.diff(targets) >= 0).all() and targets[-1] >= 1.5 * targets[0]:
+    if _only_grows(history, "targets") or chooses_among_more(history):
         return True
     for values in _settings(history):
         jumps = np.diff(values)
