@@ -61,6 +61,9 @@ def test_within_a_run_it_counts_where_the_loss_rises_after_it():
     (loud,) = optimizer_state_lost(run(lost, loss=2.0 + NOISE + 0.3 * after))
     assert (loud.severity, loud.last_step) == ("warning", STEPS - 1)
     assert "at steps 50, 100, 150" in loud.cause
+    rewound = np.isin(AT, np.add.outer(lost, np.arange(12)))  # it is high before the first step without a state
+    (set_back,) = optimizer_state_lost(run(lost, loss=2.0 + NOISE + 0.3 * rewound))
+    assert set_back.severity == "note"
 
 
 @pytest.mark.parametrize(

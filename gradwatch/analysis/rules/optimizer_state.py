@@ -101,16 +101,20 @@ def _memory(history: History) -> float:
 def _worse_after(history: History, rows: NDArray[np.intp], width: int) -> float:
     """By how many standard errors the training losses are higher after these rows than before; NaN if not known.
 
-    The loss of a row was computed before its step. The worst of the losses counts.
+    The loss of a row was computed before its step: where it is high already (by six times its noise), other weights
+    were there, set back with the state, as a pruned net is rewound; that row is left out. The worst of the losses
+    counts.
     """
     found = [float("nan")]
     for loss in loss_progress(history):
         if not loss.noise > 0:
             continue
         values = history.total(loss.metric)
+        before = [middle(values[max(0, row + 1 - width) : row + 1]) for row in rows]
         rises = [
-            middle(values[row + 1 : row + 1 + width]) - middle(values[max(0, row + 1 - width) : row + 1])
-            for row in rows
+            middle(values[row + 1 : row + 1 + width]) - level
+            for row, level in zip(rows, before, strict=True)
+            if not values[row] - level > 6 * loss.noise
         ]
         known = np.array([rise for rise in rises if np.isfinite(rise)])
         if len(known):
