@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -39,6 +40,12 @@ def of_table(
         method = table[f"{metrics[0]}_method"]
         if table["runs"].eq(1).all():
             notes.append("One run each: there is no interval and no verdict. Repeat with more seeds (three or more).")
+            notes += [
+                f"If {name} is the seed, call it that: an argument --seed of the script, or params={{'seed': ...}} of "
+                "watch(). Runs that differ in it alone then count together."
+                for name in table.columns
+                if _UNNAMED.fullmatch(str(name)) and _may_be_seeds(table[name])
+            ]
         elif table[f"{metrics[0]}_low"].isna().all() and not table["diverged"].any():
             notes.append(
                 "One seed each, whose repeats count once: there is no interval and no verdict. Repeat with more seeds "
@@ -66,6 +73,14 @@ def of_table(
     if target is not None and metrics:
         notes.append(f"Steps to target: the median over the runs until {metrics[0]} reached {target:g}.")
     return tuple(notes)
+
+
+_UNNAMED = re.compile(re.escape(final_values.ARGS) + r"(\d+|trial|run|rep|repeat|repetition|try)s?", re.IGNORECASE)
+
+
+def _may_be_seeds(values: pd.Series[Any]) -> bool:
+    """Whether these values of an argument are whole numbers, and not all the same."""
+    return values.nunique() > 1 and bool(values.astype(str).str.fullmatch(r"\d{1,10}").all())
 
 
 def of_policies(settings: Sequence[Mapping[str, Contender]]) -> list[str]:

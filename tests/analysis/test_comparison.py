@@ -291,3 +291,18 @@ def test_an_interval_without_0_that_chance_may_explain_is_not_said_to_leave_it_o
     runs = [run(value, seed, clip=clip) for clip, values in near.items() for seed, value in enumerate(values)]
     (winner,) = settle(runs).winners
     assert "but among 3 policies one may lie so far ahead by chance (Holm)" in winner.sentences[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "said"),
+    [("0", "12", True), ("trial", "12", True), ("hidden", "12", False), ("0", "ab", False), ("0", "11", False)],
+)
+def test_who_gives_a_seed_no_name_is_told_so(name, values, said):
+    """Else each run is a setting of its own, and nothing is ever shown."""
+    runs = [run(0.8 + i / 100, clip=clip) for i in range(2) for clip in ("ClipByGlobalNorm(1.0)", None)]
+    runs = [
+        replace(history, run=replace(history.run, params={f"args.{name}": values[i // 2], f"args.x{i}": "1"}))
+        for i, history in enumerate(runs)
+    ]
+    notes = settle(runs).notes
+    assert any(f"If args.{name} is the seed, call it that" in note for note in notes) == said
