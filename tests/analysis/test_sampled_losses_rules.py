@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from make_run import changed, make_history
 
+from gradwatch.analysis.rules import diagnose
 from gradwatch.analysis.rules.activations import dead_units, saturated
 from gradwatch.analysis.rules.advantages import returns_not_normalised, values_overestimated
 from gradwatch.analysis.rules.bounded_logits import logits_bounded
@@ -924,6 +925,7 @@ def test_a_frozen_body_of_which_little_can_be_told(frozen, trained, explained, f
     history = replace(history, run=replace(history.run, layers=layers, status="FINISHED"))
     said = [f for f in no_gradient(history) if "Thaw the last blocks" in f.cure]
     assert bool(said) == found
+    assert [f.rule for f in diagnose(history) if "Thaw the last blocks" in f.cure] == ["no-gradient"] * found
     assert all(f.alternatives for f in said)
 
 

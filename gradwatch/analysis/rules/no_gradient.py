@@ -162,7 +162,12 @@ def _frozen_body(
             history,
             "no-gradient",
             "",
-            {"frozen": frozen, "trained": float(sizes[~held].sum()), "explained": late_median(share)},
+            {
+                "missing": "training of the body",
+                "frozen": frozen,
+                "trained": float(sizes[~held].sum()),
+                "explained": late_median(share),
+            },
             f"{frozen:,.0f} of the model's weights are frozen, and the {sizes[~held].sum():,.0f} behind them that are "
             f"trained explain {percent(max(late_median(share), 0.0))} of the {of} that are asked for (to know "
             f"{constant} explains none of it). {either(_FROZEN)}",

@@ -214,7 +214,7 @@ def _why(history: History, values: Floats, floor: float, near: float, classes: i
     if late_median(values, 5) - floor < near:
         return Why("It came down to that and stays there: a softmax stands before it.", _CURE, {})
     if not ends_in(history, "Softmax", "Softmax2d"):
-        untrained = any(f.evidence["missing"] == "training" for f in no_gradient(history))
+        untrained = any(str(f.evidence["missing"]).startswith("training") for f in no_gradient(history))
         return None if untrained else _by_its_beginning(history, values, classes, tight)
     causes = (
         "the loss is cross_entropy, which applies a softmax of its own",
