@@ -9,7 +9,8 @@ from torch import Tensor
 
 from gradwatch.errors import PolicyError
 from gradwatch.measure.autograd import without_autograd
-from gradwatch.measure.gradients import Batch, drop, gradients
+from gradwatch.measure.dropped import drop
+from gradwatch.measure.gradients import Batch, gradients
 from gradwatch.measure.layout import Layout
 from gradwatch.policies import Policy, parse
 

@@ -5,7 +5,7 @@ Legend: L layers, in the order of the Layout. Everything here is device arithmet
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import cast
 
@@ -312,12 +312,6 @@ def gradients(layout: Layout, held: Sequence[bool] | None = None, will_change: b
     if layout.has_complex or has_sparse(grads):
         grads = [None if g is None else _dense(p, g, will_change) for p, g in zip(params, grads, strict=True)]
     return layout.slices(grads)
-
-
-def drop(params: Iterable[Tensor]) -> None:
-    """Forget the gradients: an optimizer leaves a parameter without one alone, state and all."""
-    for p in params:
-        p.grad = None
 
 
 def _dense(param: Tensor, grad: Tensor, will_change: bool) -> Tensor:

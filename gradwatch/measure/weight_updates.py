@@ -203,8 +203,8 @@ class UpdateRatio:
 
 
 def _lie(weights: Sequence[Tensor]) -> list[object]:
-    """The shapes of weights, and how they lie in memory; no Python instruction for each."""
-    return [*map(Tensor.size, weights), *map(Tensor.stride, weights)]
+    """The shapes of weights, and how they lie in memory: those that are strided."""
+    return [(w.shape, w.stride() if w.layout is torch.strided else w.layout) for w in weights]
 
 
 def weight_norms(layout: Layout) -> Sums[Tensor]:

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from gradwatch.measure import fused, rows
 from gradwatch.measure.autograd import without_autograd
+from gradwatch.measure.dropped import Dropped, drop
 from gradwatch.measure.foreach import (
     MaybeTensors,
     are_plain,
@@ -22,7 +23,7 @@ from gradwatch.measure.foreach import (
     there,
 )
 from gradwatch.measure.gradient_histogram import GradientHistogram
-from gradwatch.measure.gradients import Batch, drop, gradients
+from gradwatch.measure.gradients import Batch, gradients
 from gradwatch.measure.layout import Layout, at
 from gradwatch.measure.loss_scale import Scaled
 from gradwatch.measure.multi_tensor import fill_memory
@@ -155,11 +156,11 @@ class Clipper:
         extra = [self._constant("zero", 0.0) for _ in self.own_fields]
         return Clipped(batch, before, self._constant("one", 1.0), extra, self._constant("true", True))
 
-    def leave_out(self, lead: Optimizer, clipped: Clipped) -> None:
+    def leave_out(self, lead: Optimizer, clipped: Clipped) -> Dropped:
         """Let the coming step happen only where the policy does not skip it.
 
         A fused kernel does so by itself. Otherwise one bool is read, the one host read of the hot path: a step cannot
-        be undone by arithmetic.
+        be undone by arithmetic. The gradients that were taken away for it, until it is over.
         """
         flag, skipped = clipped.batch.skipped, clipped.skipped
         assert flag is not None
@@ -168,8 +169,10 @@ class Clipper:
             fused.leave_out(lead, skipped)
             self._most = {key: self.state[key].maximum(self._most.get(key, self.state[key])) for key in self._limits}
         elif bool(flag):
-            drop(self.layout.params)
             self._ended_by = self._beyond(self.state)
+            own = zip(self.layout.params, clipped.batch.tensors, strict=True)  # not those of optimizers that step apart
+            return drop({id(p): p for p, gradient in own if gradient is not None}.values())
+        return []
 
     def ended_by(self, steps: int) -> Policy | None:
         """The policy whose `at_most` skips in a row have come, known at the latest `READ_STEPS` of the `steps` later.

@@ -1,9 +1,7 @@
-"""Which parameters are watched and what they are called."""
+"""Which parameters are watched."""
 
 from __future__ import annotations
 
-import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
@@ -22,6 +20,16 @@ from gradwatch.measure.layout import Layout
 from gradwatch.measure.slices import Split, few, fits
 from gradwatch.measure.writes import writes
 from gradwatch.recording.arguments import Settings
+from gradwatch.recording.layer_names import (
+    by_name,
+    clean_name,
+    free_name,
+    held_by_name,
+    kinds_of,
+    named_layers,
+    of_part,
+    unique_names,
+)
 from gradwatch.recording.modes import batch_norms, dropouts
 from gradwatch.recording.parallel import Parallel
 from gradwatch.recording.zero import shown
@@ -31,51 +39,6 @@ from gradwatch.storage.writer import RunWriter
 
 MAX_MODULES = 10_000  # whose classes are recorded
 MAX_LISTED = 1_000  # things in a plain list that are looked at: a longer one is of data
-_WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:module|_orig_mod|_module|_forward_module|_fsdp_wrapped_module)\.")
-
-
-def clean_name(name: str) -> str:
-    """`name` without what DistributedDataParallel (`module.`), torch.compile (`_orig_mod.`) and others put in."""
-    clean = _WRAPPERS.sub("", name)
-    return clean if clean.isascii() else text_of(clean)  # with a lone surrogate, no file could hold it
-
-
-def named_layers(model: nn.Module, optimizers: Sequence[Optimizer], part: str | None = None) -> dict[str, nn.Parameter]:
-    """Every parameter that an optimizer holds, by name, in model order; a tied weight appears once.
-
-    Parameters that are in an optimizer but not in the model come last, under the optimizer's own name for them.
-    The name of the `part`, if any, is the first component of all.
-
-    Raises:
-        WatchError: no parameter of the model is in an optimizer.
-    """
-    stepped = {id(p): name for o in optimizers for name, p in _held(o)}
-    names = _unique_names(shown(model, optimizers))
-    layers = {name: p for name, p in names.items() if id(p) in stepped}
-    if not layers:
-        raise WatchError(
-            f"none of the {len(names)} parameters of {type(model).__name__} is in {_kinds(optimizers)}: pass the "
-            "optimizer that was built from this model's parameters (a model that was moved or wrapped after the "
-            "optimizer was built may hold new ones)"
-        )
-    known = {id(p) for p in layers.values()}
-    extra = {name: p for o in optimizers for name, p in _held(o) if id(p) not in known}
-    layers.update({name if name not in layers else f"optimizer.{name}": p for name, p in extra.items()})
-    return of_part(part, layers)
-
-
-def _unique_names(named: Iterable[tuple[str, nn.Parameter]]) -> dict[str, nn.Parameter]:
-    pairs = list(named)
-    short = [clean_name(name) for name, _ in pairs]
-    times = Counter(short)
-    # A module that is really called "module" can make two short names equal: then both keep their long ones.
-    return {s if times[s] == 1 else name: p for s, (name, p) in zip(short, pairs, strict=True)}
-
-
-def _held(optimizer: Optimizer) -> Iterable[tuple[str, nn.Parameter]]:
-    for g, group in enumerate(optimizer.param_groups):
-        names = group.get("param_names") or [f"param_groups.{g}.{i}" for i in range(len(group["params"]))]
-        yield from zip((clean_name(n) for n in names), group["params"], strict=True)
 
 
 def tell_forgotten(source: Source | None, writer: RunWriter | NullWriter) -> None:
@@ -99,10 +62,6 @@ def _hidden(model: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:
             for key, part in islice(named, MAX_LISTED):
                 if isinstance(part, nn.Module) and id(part) not in known:
                     yield from part.named_parameters(".".join(filter(None, (path, name, str(key)))))
-
-
-def _kinds(optimizers: Sequence[Optimizer]) -> str:
-    return " or ".join(f"the given {type(o).__name__}" for o in optimizers)
 
 
 class Seen(NamedTuple):
@@ -177,8 +136,8 @@ class Source:
         """The model's parameters that ask for a gradient, are in no optimizer (nor in the `others`), and would be
         recorded if they were.
         """
-        stepped = {id(p) for o in (*self.optimizers, *others) for _, p in _held(o)}
-        named = _unique_names(shown(self.model, self.optimizers))
+        stepped = {id(p) for o in (*self.optimizers, *others) for _, p in held_by_name(o)}
+        named = unique_names(shown(self.model, self.optimizers))
         found = [name for name, p in named.items() if p.requires_grad and id(p) not in stepped]
         found = [f"{self.part}.{name}" if self.part else name for name in found]
         return tuple(name for name, kept in zip(found, self.kept(found), strict=True) if kept)
@@ -188,8 +147,8 @@ class Source:
         of modules in a plain list or dict, which the model's own parameters leave out, and those that came since
         (`meet_later`). None was written since, or another one stands in its place by now.
         """
-        stepped = {id(p) for o in (*self.optimizers, *self.beside) for _, p in _held(o)}
-        here = _unique_names((*shown(self.model, self.optimizers), *_hidden(self.model)))
+        stepped = {id(p) for o in (*self.optimizers, *self.beside) for _, p in held_by_name(o)}
+        here = unique_names((*shown(self.model, self.optimizers), *_hidden(self.model)))
         found = [
             name
             for name, p in here.items()
@@ -200,7 +159,7 @@ class Source:
     def meet_later(self) -> None:
         """Look for parameters that the model has got since `watch()`: those of layers that are made in forward."""
         known = self._of_model | self._at_rest.keys()
-        for name, p in _unique_names(shown(self.model, self.optimizers)).items():
+        for name, p in unique_names(shown(self.model, self.optimizers)).items():
             if id(p) not in known:
                 self._later.setdefault(name, (id(p), writes(p)))
 
@@ -236,15 +195,12 @@ class Source:
         named = named_layers(self.model, self.optimizers, self.part) if stepped - ids else {}
         new = {n: p for n, p in named.items() if id(p) not in ids}
         moved = {p.device for p in layout.params} != layout.devices or {p.dtype for p in layout.params} != layout.dtypes
-        stray = [id(p) not in stepped for p in known.values()]
-        if not new and not moved and any(stray) == (layout.held is not None):
+        here = [id(p) in stepped for p in known.values()]
+        if not new and not moved and here == [*layout.of_whole(layout.held or [True] * len(layout.params))]:
             return None
         for name, p in new.items():
-            free = name
-            while free in known:  # the place of one that was taken out
-                free = f"optimizer.{free}"
-            known[free] = p
-        return self.layout(known, [id(p) in stepped for p in known.values()] if any(stray) else None)
+            known[free_name(name, known)] = p  # where one was taken out that had the name
+        return self.layout(known, None if all(here) else [*here, *[True] * len(new)])
 
     def layout(self, layers: Mapping[str, Tensor], held: Sequence[bool] | None = None) -> Layout:
         """The layers of these parameters, and how they are spread over processes.
@@ -266,13 +222,13 @@ class Source:
         return layout
 
     def _refuse_replaced(self, known: dict[str, Tensor], stepped: set[int], first: bool) -> None:
-        model = of_part(self.part, _unique_names(shown(self.model, self.optimizers)))
+        model = of_part(self.part, unique_names(shown(self.model, self.optimizers)))
         here = {id(p) for p in model.values()}
         own = {n: p for n, p in known.items() if id(p) in self._of_model and id(p) not in here}
         lost = [n for n, p in own.items() if (first or n in model) and not _is_gathered(model.get(n), p)]
         stray = [n for n, p in known.items() if id(p) not in stepped]
         if lost or len(stray) == len(known):
-            owner = type(self.model).__name__ if lost else _kinds(self.optimizers)
+            owner = type(self.model).__name__ if lost else kinds_of(self.optimizers)
             raise WatchError(
                 f"{owner} no longer holds the parameters that watch() was given, but others: {few(lost or stray)} "
                 "(fully_shard, to_empty, load_state_dict(assign=True) and replacing a module do this); build the "
@@ -307,22 +263,6 @@ def describe(layout: Layout) -> tuple[Layer, ...]:
         Layer(name, tuple(shape), str(p.dtype).removeprefix("torch."), not p.requires_grad)
         for name, p, shape in zip(layout.names, layout.params, layout.shapes, strict=True)
     )
-
-
-def by_name(optimizers: Sequence[Optimizer], part: str | None = None) -> dict[str, Optimizer]:
-    """The optimizers by their classes, numbered where one occurs twice; of a named part `part`, or `part.Adam` of
-    several.
-    """
-    if part and len(optimizers) == 1:
-        return {part: optimizers[0]}
-    kinds = [type(o).__name__ for o in optimizers]
-    names = [kind if kinds.count(kind) == 1 else f"{kind}.{i}" for i, kind in enumerate(kinds)]
-    return of_part(part, dict(zip(names, optimizers, strict=True)))
-
-
-def of_part(part: str | None, found: dict[str, Any]) -> dict[str, Any]:
-    """Each by a name that begins with that of the part, if there is one."""
-    return {f"{part}.{name}": each for name, each in found.items()} if part else found
 
 
 def held(optimizer: Optimizer) -> dict[int, Tensor]:

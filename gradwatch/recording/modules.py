@@ -11,7 +11,8 @@ from torch.nn.utils.parametrize import is_parametrized
 from gradwatch.errors import WatchError
 from gradwatch.measure.routers import Router, routers
 from gradwatch.measure.saturation import flat_of
-from gradwatch.recording.layers import clean_name, matches, of_part
+from gradwatch.recording.layer_names import clean_name, of_part
+from gradwatch.recording.layers import matches
 
 MOST = 200  # modules that are chosen without being asked for
 MOST_NAMED = 2_000

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from gradwatch.errors import warn
 from gradwatch.measure import fused
 from gradwatch.measure.autograd import without_autograd
+from gradwatch.measure.dropped import put_back
 from gradwatch.measure.layout import Layout
 from gradwatch.measure.weight_updates import Weights
 from gradwatch.recording import learning_rate, multi_optimizer
@@ -174,13 +175,14 @@ class Stepper:
             fused.settle_momentum(optimizer, step.young)
         fused.restore(optimizer)
         self.settings.stepped(optimizer)
-        if self.weights.renorm is not None:
+        if self.weights.renorm is not None and not (step is not None and step.left_out):
             rate = self.weights.constrain(self.clipper.held(optimizer))
         if step is not None:
             if rate is not None:
                 step.renorm_rate = rate if step.renorm_rate is None else step.renorm_rate.fmax(rate)
             step.running = None
             if not self.together or len(step.optimizers) == len(self.optimizers):
+                put_back([] if step.inside else step.left_out)
                 self._finish()
         self.after()
 
@@ -272,7 +274,7 @@ class Stepper:
             step.pieces = step.pieces or multi_optimizer.Pieces(self.layout)
             step.pieces.add(clipped.batch.layout.places or (), clipped.batch.here, clipped.fields[:-1])
         if clipped is not None and clipped.batch.skipped is not None:
-            self.clipper.leave_out(optimizer, clipped)
+            step.left_out = self.clipper.leave_out(optimizer, clipped)
             step.young = step.young or fused.momentum_to_come(optimizer)
         if not alone and len(self.optimizers) > 1:
             step.seen = multi_optimizer.seen(self.layout.params)

@@ -11,7 +11,8 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from gradwatch.recording.hooks import is_captured
-from gradwatch.recording.layers import clean_name, held
+from gradwatch.recording.layer_names import clean_name
+from gradwatch.recording.layers import held
 
 MOST, ELEMENTS = 8, 64  # parameters that are compared with what they were, and elements of each
 

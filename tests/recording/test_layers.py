@@ -387,3 +387,36 @@ def test_the_manifest_names_the_classes_of_the_modules(tmp_path):
     want = {"D.0": "Linear", "D.1.0": "Tanh", "D.1.1": "LayerNorm"}
     assert gradwatch.open_history(handle.dir).run.modules == want
     assert gradwatch.open_history(handle.dir.parent).run.modules == want
+
+
+def test_groups_that_take_turns_are_those_that_are_clipped(tmp_path):
+    """As many are missing as before, and others."""
+    model = nn.ModuleDict({name: nn.Linear(3, 3) for name in ("enc", "mid", "dec")})
+    optimizer = torch.optim.SGD([{"params": [*part.parameters()]} for part in model.values()], lr=1.0)
+    groups = dict(zip(model, optimizer.param_groups, strict=True))
+    seen = []
+    with watch(model, optimizer, tmp_path, clip="ClipByGlobalNorm(0.01)") as handle:
+        for named in (("enc", "mid", "dec"), ("enc",), ("dec",), ("mid", "dec"), ("enc",)):
+            optimizer.param_groups[:] = [groups[name] for name in named]
+            model.zero_grad()
+            sum(part(torch.ones(2, 3)).sum() for part in model.values()).backward()
+            before = [p.detach().clone() for p in model.parameters()]
+            optimizer.step()
+            moved = torch.stack([(p - b).norm() for p, b in zip(model.parameters(), before, strict=True)]).norm()
+            assert float(moved) == pytest.approx(0.01, rel=1e-3)
+            seen.append([name in named for name in model for _ in range(2)])
+    norms = open_history(handle.dir).layer("grad_norm")
+    np.testing.assert_array_equal(np.isfinite(norms), seen)
+
+
+def test_parameters_of_several_optimizers_that_are_in_no_model_are_layers_each(tmp_path):
+    model, alpha, beta = nn.Linear(2, 1), torch.zeros(1, requires_grad=True), torch.zeros(1, requires_grad=True)
+    optimizers = [sgd(params) for params in (model.parameters(), [alpha], [beta])]
+    with watch(model, optimizers, tmp_path, clip="ClipByGlobalNorm(0.01)") as handle:
+        (model(torch.ones(3, 2)).sum() + 100 * alpha.sum() + 100 * beta.sum()).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    history = open_history(handle.dir)
+    assert history.layers == ("weight", "bias", "param_groups.0.0", "optimizer.param_groups.0.0")
+    assert history.total("grad_norm")[0] == pytest.approx((3 * 3**2 + 2 * 100**2) ** 0.5)
+    assert max(abs(float(alpha)), abs(float(beta))) < 0.01

@@ -20,7 +20,7 @@ from training import CALLABLE, batches, mlp, state_tensors, train, watch
 
 import gradwatch
 from gradwatch import GradwatchWarning, PolicyError, WatchError, open_history
-from gradwatch.recording.layers import clean_name
+from gradwatch.recording.layer_names import clean_name
 from gradwatch.report import build_report
 from gradwatch.report.wording import facts
 
@@ -186,8 +186,9 @@ def test_skip_nonfinite_leaves_no_trace(bad, tmp_path):
         if poisoned:
             for p in model.parameters():
                 p.grad = torch.full_like(p, bad)
+            here = [p.grad for p in model.parameters()]
             optimizer.step()
-            assert model[0].weight.grad is None
+            assert all(p.grad is g for p, g in zip(model.parameters(), here, strict=True))  # a loop may reuse them
         train(model, optimizer, 6, seed=2)
         handle.close()
         return [*model.parameters()], state_tensors(optimizer), handle.state_dict()["policy_state"]

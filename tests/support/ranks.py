@@ -38,7 +38,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import gradwatch
 from gradwatch.analysis.rules import Finding
-from gradwatch.recording.layers import clean_name
+from gradwatch.recording.layer_names import clean_name
 from gradwatch.tracking.live_findings import write_findings
 
 STEPS = 6
