@@ -41,7 +41,8 @@ class Losses(threading.local):
     def note_scaled(self, loss: Any, scaled: Any) -> None:
         """`scaled` is what a loss scaler made of `loss`."""
         if isinstance(loss, Tensor) and isinstance(scaled, Tensor):
-            self._scaled.append((weakref.ref(scaled), loss.detach()))
+            there = [pair for pair in self._scaled if pair[0]() is not None]  # of many the step is never seen
+            self._scaled = [*there, (weakref.ref(scaled), loss.detach())]
 
     def add(self, tensors: Any) -> None:
         """What `backward` is called on: a tensor, or a sequence of them; of one that cannot be copied nobody knows."""

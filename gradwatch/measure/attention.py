@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from gradwatch.measure.attention_calls import AttentionCalls, Calls, by_head
+from gradwatch.measure.attention_calls import AttentionCalls, Calls, by_head, mask_by_head
 from gradwatch.measure.autograd import without_autograd
 from gradwatch.measure.distributed import local
 from gradwatch.measure.looking import Looking
@@ -42,9 +42,9 @@ class Attention(AttentionCalls):
 
     def __init__(self, modules: Mapping[str, nn.Module], slots: Mapping[int, Calls], looking: Looking) -> None:
         self.names = {id(m): name for name, m in modules.items() if any(True for _ in m.children())}
-        super().__init__(self.names)
+        super().__init__(self.names, looking)
         self.heads = {key: _Heads() for key in self.names}
-        self._slots, self._looking = slots, looking
+        self._slots = slots
 
     def stop(self) -> None:
         """Listen no more, and forget what was heard."""
@@ -56,7 +56,8 @@ class Attention(AttentionCalls):
 
     def scores(self, q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scale: float | None) -> None:
         """Somebody calls `scaled_dot_product_attention`."""
-        self._take(lambda: of_scores(by_head(local(q)), by_head(local(k)), mask, causal, scale))
+        own_q, own_k = local(q), local(k)
+        self._take(lambda: of_scores(by_head(own_q), by_head(own_k), mask_by_head(mask, own_q, own_k), causal, scale))
 
     def softmax(self, x: Tensor, dim: Any) -> None:
         """Somebody takes a softmax: of logits, if over the last of three or more dimensions inside an attention."""
@@ -78,7 +79,7 @@ class Attention(AttentionCalls):
         module = self.innermost
         if module is None or torch.compiler.is_compiling() or not self._slots[id(module)].counts():
             return
-        with self._looking.at("attention"):
+        with self.looking.at("attention"):
             self.heads[id(module)].add(look(), module)
 
     # --------------------------------------------------------------------------------------------------- after the step
@@ -160,7 +161,6 @@ def sampled_logits(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scal
         queries = torch.arange(q.shape[2], device=q.device)[rows]
         logits = logits.masked_fill(torch.arange(k.shape[2], device=q.device) > queries[:, None], -math.inf)
     if mask is not None:
-        mask = mask[:, None] if mask.ndim == 3 else mask  # as q was made to have heads
         inner = mask.expand(*q.shape[:3], k.shape[2])[examples, :, rows]
         logits = logits.masked_fill(~inner, -math.inf) if inner.dtype == torch.bool else logits + inner
     return logits

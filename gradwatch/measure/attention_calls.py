@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from gradwatch.measure.looking import Looking
 from gradwatch.measure.patch import Function, Patch, Wrapped
 
 
@@ -38,8 +39,8 @@ class Calls:
 class AttentionCalls:
     """Is told, between `begin` and `stop`, of every attention inside a call of the modules `known` (ids)."""
 
-    def __init__(self, known: Collection[int]) -> None:
-        self._known = known
+    def __init__(self, known: Collection[int], looking: Looking | None = None) -> None:
+        self._known, self.looking = known, looking or Looking()
         self._inside: list[nn.Module] = []  # the modules whose calls are under way
         self._hooks: list[Any] = []
 
@@ -91,6 +92,13 @@ def by_head(x: Tensor, heads: int | None = None) -> Tensor:
     return x[None, None] if x.ndim == 2 else x.flatten(0, x.ndim - 4) if x.ndim > 4 else x
 
 
+def mask_by_head(mask: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
+    """The mask of these queries and keys as `[B, H, T, S]`: torch reads it against the shape that they were given in,
+    from its end.
+    """
+    return None if mask is None else by_head(mask.expand(*q.shape[:-1], k.shape[-2]))
+
+
 def _patches() -> list[Patch]:
     return [
         Patch([(nn.functional, "scaled_dot_product_attention")], _tell_of_scores),
@@ -107,7 +115,10 @@ def _tell_of_scores(original: Function) -> Function:
     def attention(query: Tensor, key: Tensor, value: Tensor, *args: Any, **words: Any) -> Any:
         given = {**dict(zip(("attn_mask", "dropout_p", "is_causal"), args, strict=False)), **words}
         for listener in _heard.listeners:
-            listener.scores(query, key, given.get("attn_mask"), bool(given.get("is_causal", False)), given.get("scale"))
+            with listener.looking.at("attention"):
+                listener.scores(
+                    query, key, given.get("attn_mask"), bool(given.get("is_causal", False)), given.get("scale")
+                )
         return original(query, key, value, *args, **words)
 
     return attention
@@ -118,7 +129,8 @@ def _tell_of_softmax(original: Function) -> Function:
     def softmax(*args: Any, **words: Any) -> Any:
         x, dim = (*args, None, None)[:2] if args else (words.get("input"), None)
         for listener in _heard.listeners if isinstance(x, Tensor) else ():
-            listener.softmax(x, words.get("dim", dim))
+            with listener.looking.at("attention"):
+                listener.softmax(x, words.get("dim", dim))
         return original(*args, **words)
 
     return softmax

@@ -80,14 +80,14 @@ def counts(batch: Batch) -> Tensor:
     for tensors, index in batch.groups:
         samples = [*map(sample, tensors)]
         rows = pad_sequence(samples, batch_first=True, padding_value=math.nan)
-        places = _numbers(layout, index, torch.int64)
+        places = layout.numbers(index, torch.int64)  # not kept: there is no end of patterns of layers
         wide = at(layout.device, rows).to(layout.dtype).abs()
         if batch.unscale is not None:
             wide = wide * (batch.unscale.index_select(0, places)[:, None] if batch.unscale.dim() else batch.unscale)
         found = _counts(layout, wide.nan_to_num(nan=math.inf, posinf=math.inf)).to(every.dtype)
         if layout.sharding is not None:  # an element of a rank's part stands for as many as it was picked from
             each = tuple(t.numel() / few.numel() for t, few in zip(tensors, samples, strict=True))
-            found = found * _numbers(layout, each, found.dtype)[:, None]
+            found = found * layout.numbers(each, found.dtype)[:, None]
         every.index_copy_(0, places, found)
     return every.T.contiguous()
 

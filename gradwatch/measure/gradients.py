@@ -147,7 +147,8 @@ class Batch:
         self.layout.check_units()
         self.apply_pending()
         shapes = self.weights
-        tensors: MaybeTensors = shapes if weights else self.tensors
+        own: MaybeTensors = [w if g is not None else None for w, g in zip(shapes, self.tensors, strict=True)]
+        tensors = own if weights else self.tensors  # weights that no gradient comes to may be of any kind
         over = {i: dims(s if t is None else t) for i, s, t in zip(self.places, shapes, tensors, strict=True)}
         asked = {i: d for i, d in over.items() if d is not None}
         norms = {

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from gradwatch.errors import WatchError, warn
-from gradwatch.measure.attention_calls import AttentionCalls, Calls, by_head
+from gradwatch.measure.attention_calls import AttentionCalls, Calls, by_head, mask_by_head
 from gradwatch.measure.attention_heads import Heads, Run, attention_heads
 from gradwatch.measure.autograd import without_autograd
 from gradwatch.measure.collectives import all_reduce
@@ -92,7 +92,9 @@ class LargestLogits(AttentionCalls):
 
     def scores(self, q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scale: float | None) -> None:
         """Somebody calls `scaled_dot_product_attention`."""
-        self._take(by_head(q).shape[1], lambda: largest_of(by_head(q), by_head(k), mask, causal, scale))
+        self._take(
+            by_head(q).shape[1], lambda: largest_of(by_head(q), by_head(k), mask_by_head(mask, q, k), causal, scale)
+        )
 
     def softmax(self, x: Tensor, dim: Any) -> None:
         """Somebody takes a softmax: of logits, if over the last of three or more dimensions."""
@@ -219,6 +221,6 @@ def _hidden(mask: Tensor | None, causal: bool, shape: tuple[int, ...], device: t
         later = torch.arange(keys, device=device) > torch.arange(t, device=device)[:, None]
         found.append(later.expand(shape))
     if mask is not None:
-        whole = (mask[:, None] if mask.ndim == 3 else mask).expand(shape)
+        whole = mask.expand(shape)
         found.append(~whole if whole.dtype == torch.bool else whole)
     return found

@@ -208,9 +208,14 @@ def _lie(weights: Sequence[Tensor]) -> list[object]:
 
 
 def weight_norms(layout: Layout) -> Sums[Tensor]:
-    """The L2 norm of each layer's weights, `[L]`."""
-    norms, _ = yield from _norms(layout, layout.weights())
-    return norms
+    """The L2 norm of each layer's weights, `[L]`; NaN of those that have none: codes, masks, sparse ones."""
+    plain = [w if _has_norm(w) else None for w in layout.weights()]
+    norms, present = yield from _norms(layout, plain)
+    return norms if None not in plain else torch.where(present, norms, torch.nan)
+
+
+def _has_norm(w: Tensor) -> bool:
+    return w.layout is torch.strided and (w.is_complex() or (w.is_floating_point() and w.itemsize > 1))
 
 
 def slot_norms(layout: Layout, optimizers: Sequence[Optimizer], looking: Looking) -> Sums[dict[str, Tensor]]:

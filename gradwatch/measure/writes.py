@@ -5,14 +5,21 @@ from weakref import ref
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 
 def writes(tensor: Tensor | None) -> int:
     """One more with each operation in place: a backward that adds to it, a `zero_()`, a clip; not what goes through
-    `.data`. -1 where torch keeps no count: of a tensor made under `torch.inference_mode()`, and of none.
+    `.data`. -1 where torch keeps no count: of a tensor made under `torch.inference_mode()`, of a lazy module's that is
+    not there yet, and of none.
     """
-    return -1 if tensor is None or tensor.is_inference() else tensor._version
+    if tensor is None or type(tensor) in _LAZY or tensor.is_inference():
+        return -1
+    return tensor._version
+
+
+_LAZY = (UninitializedParameter, UninitializedBuffer)
 
 
 Mark = tuple[int, int]

@@ -256,7 +256,7 @@ class ClipByHistory(Policy):
 
         def clip(i: int, grad: Tensor) -> Tensor:
             slot, name = slots[i], batch.names[i]
-            largest = state[name] if slot is None else slot
+            largest = slot if slot is not None else state[name] if name in state else grad.new_zeros(grad.shape)
             if largest.shape != grad.shape:
                 raise PolicyError(
                     f"ClipByHistory: the gradient of {name} is sparse; it needs dense gradients. "

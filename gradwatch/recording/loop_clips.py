@@ -100,13 +100,18 @@ class LoopClips:
     def __init__(self, optimizers: Sequence[Optimizer]) -> None:
         self._since: dict[Optimizer, list[_Taken]] = {o: [] for o in optimizers}
         self.last: dict[str, Any] = {}  # the settings of the last ones
+        self._owners: dict[int, list[Optimizer]] = {}  # of each parameter, by its id, as first asked in a step
 
     def add(self, clip: Clip) -> None:
         """The loop has clipped. Clips of gradients that have been thrown away since are forgotten."""
         ids = {id(p) for p in clip.params}
-        for optimizer, since in self._since.items():
-            meets = any(id(p) in ids for group in optimizer.param_groups for p in group["params"])
-            if meets and not (since and _is_told(since[-1].clip, clip)):
+        if not self._owners:
+            for optimizer in self._since:
+                for p in (p for group in optimizer.param_groups for p in group["params"]):
+                    self._owners.setdefault(id(p), []).append(optimizer)
+        for optimizer in dict.fromkeys(owner for i in ids for owner in self._owners.get(i, ())):
+            since = self._since[optimizer]
+            if not (since and _is_told(since[-1].clip, clip)):
                 since[:] = [*_still(since, clip, ids)[1 - MOST :], _Taken(clip, ids, _after(clip))]
                 self.last.update(clip.values)
 
@@ -128,6 +133,7 @@ class LoopClips:
                 early = taken.is_early or (not under_scaler and _written_to(taken))
                 found.setdefault(id(taken.clip), (taken.clip, early))
             self._since[optimizer].clear()
+        self._owners.clear()
         out = NO_CLIPS
         for clip, early in found.values():
             out = out.also(clip, params, early)

@@ -22,6 +22,7 @@ from gradwatch.history import History, Run
 from gradwatch.measure.looking import Looking
 from gradwatch.measure.ring_buffer import Ahead, Block, Ring
 from gradwatch.measure.staging import wait
+from gradwatch.measure.transforms import is_inside_a_transform, refuse_transformed
 from gradwatch.recording.blocks import Row, history, is_nan
 from gradwatch.recording.recent import Recent
 from gradwatch.storage.lazy_block import LazyBlock
@@ -132,9 +133,10 @@ class Recorder:
     def due_at_once(self) -> bool:
         """Whether the last row, too, should leave before the next step begins, because that may take long.
 
-        Not while something is still to be logged for it, going by the step before; nor what waits for the first step.
+        Not while something is still to be logged for it, going by the step before; nor what waits for the first step;
+        nor inside a function that torch.func transforms, where a tensor's own memory cannot be read.
         """
-        there = bool(self.rows) or self.sent is not None
+        there = (bool(self.rows) or self.sent is not None) and not is_inside_a_transform()
         return there and (self.is_logged or not self.was_logged) and (self.due or self.pace > self.seconds)
 
     def begin(self, row: Row, fields: Sequence[Tensor | None], values: Mapping[str, Any]) -> None:
@@ -186,7 +188,7 @@ class Recorder:
         The last value of a name counts. What is added before the first step waits for it. What cannot be copied is
         left out.
         """
-        self.values += self._known(self._number(ahead), values)
+        self._add(self._known(self._number(ahead), values))
 
     def log(self, values: Mapping[str, Any]) -> None:
         """Add what the loop logs when it has stepped: the row then has all that it will have, as far as is known. What
@@ -195,6 +197,12 @@ class Recorder:
         self.is_logged = True
         found = self._known(self._number(), values)
         self.logged.update(name for _, name, _ in found)
+        self._add(found)
+
+    def _add(self, found: list[tuple[int, str, float | Tensor]]) -> None:
+        if not self.count:  # what waits for the first step, which may be long in coming: the last of each name counts
+            names = {name for _, name, _ in found}
+            self.values = [one for one in self.values if one[1] not in names]
         self.values += found
 
     def _number(self, ahead: bool = False) -> int:
@@ -202,12 +210,13 @@ class Recorder:
         return max(0, self.count - (not ahead))
 
     def _known(self, at: int, values: Mapping[str, Any]) -> list[tuple[int, str, float | Tensor]]:
-        """The values in a row, without what cannot be copied: meta and quantized tensors, 10**400, a `__float__` of
-        somebody's own.
+        """The values in a row, without what cannot be copied: meta and quantized tensors, those that torch.func has
+        wrapped, 10**400, a `__float__` of somebody's own.
         """
         out: list[tuple[int, str, float | Tensor]] = []
         for name, value in values.items():
             with self.looking.at(name):
+                refuse_transformed(value)
                 kept = self.ring.scalar(value) if isinstance(value, Tensor) else float(value)
                 out.append((at, name, kept))
                 if self.recent is not None:

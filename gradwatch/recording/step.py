@@ -33,7 +33,9 @@ class Step:
     seen: Seen | None = None  # the gradients that were measured for all of them
     pieces: Pieces | None = None  # what was measured inside backward, an optimizer at a time
     renorm_rate: Tensor | None = None  # [L]
-    left_out: Sequence[tuple[Tensor, Tensor | None]] = ()  # the gradients that were taken away, where the policy skips it
+    left_out: Sequence[
+        tuple[Tensor, Tensor | None]
+    ] = ()  # the gradients that were taken away, where the policy skips it
     clips: StepClips = NO_CLIPS  # the loop's own
 
     def __init__(self, leader: Optimizer, scaler: GradScaler | None, inside: bool, rate: float, number: int) -> None:

@@ -115,6 +115,7 @@ def _tell_of_norm(original: Function) -> Function:
         params = _listed(parameters)
         witness = Witness.of(params)
         out = original(params, max_norm, total_norm, *args, **more)
+        max_norm = float(max_norm)  # as torch has it: it takes all that has a float, a text too
         if type(total_norm) is not Tensor:  # of sharded gradients it is a DTensor, whose value would take a collective
             tell(Clip(params, {"user_max_norm": max_norm}), witness)
         else:
@@ -134,6 +135,7 @@ def _tell_of_value(original: Function) -> Function:
         witness, grads = Witness.of(params), [p.grad for p in params if p.grad is not None]
         before, largest = _norm(grads, 2), _norm(grads, math.inf)
         out = original(params, clip_value, *args, **more)
+        clip_value = float(clip_value)
         after = _norm(grads, 2)
         coef = None
         if before is not None and largest is not None and after is not None:

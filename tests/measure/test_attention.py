@@ -12,6 +12,7 @@ from training import watch
 
 from gradwatch import open_history
 from gradwatch.measure import attention
+from gradwatch.measure.attention_calls import by_head, mask_by_head
 
 B, T, HEADS, WIDTH = 3, 7, 4, 8
 
@@ -302,3 +303,18 @@ def test_a_step_that_raised_and_a_close_leave_nothing_behind(tmp_path):
             optimizer.step()
         assert F.scaled_dot_product_attention is not own
     assert F.scaled_dot_product_attention is own
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 7, 7), (4, 7, 7), (2, 1, 7, 7), (7, 7), (1, 1, 7)])
+@pytest.mark.parametrize("heads", [(2, 4), (4,), (3, 2, 4)])
+def test_a_mask_is_read_against_the_shape_of_its_queries(shape, heads):
+    """Of four heads [H, T, S] is a bias of each head, as ALiBi's; torch reads it from its end."""
+    q, k = torch.randn(*heads, 7, 8), torch.randn(*heads, 7, 8)
+    mask = torch.randn(shape)
+    try:
+        whole = mask.expand(*heads, 7, 7)
+    except RuntimeError:
+        pytest.skip("torch takes no such mask")
+    wanted = (q @ k.transpose(-2, -1) / 8**0.5 + whole).reshape(-1, *((1,) if len(heads) == 1 else (4,)), 7, 7)
+    found = attention.sampled_logits(by_head(q), by_head(k), mask_by_head(mask, q, k), False, None)
+    torch.testing.assert_close(found, wanted.reshape(found.shape))
