@@ -25,7 +25,9 @@ def mixture(silent, parent="experts", rows=3, fed=0):
     none = [any(f".{i}." in f".{name}" for i in silent) for name in shapes]
     norm[fed:, none] = 0
     layers = tuple(Layer(name, shape) for name, shape in shapes.items())
-    made = changed(history, {**history.per_layer, "grad_norm": norm}, {**history.per_step, "loss": loss})
+    size = np.minimum(history.layer("weight_norm"), 0.5)  # biases of a usual size
+    columns = {**history.per_layer, "grad_norm": norm, "weight_norm": size}
+    made = changed(history, columns, {**history.per_step, "loss": loss})
     return replace(made, run=replace(made.run, layers=layers))
 
 

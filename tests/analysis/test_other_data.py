@@ -4,9 +4,12 @@ import numpy as np
 import pytest
 from make_run import changed, make_history
 
-from gradwatch.analysis.rules.held_out import learns, rises_alone
+from gradwatch.analysis.rules.held_out import knew, learns, rises_alone, tells
 from gradwatch.analysis.rules.losses import over_tasks
+from gradwatch.analysis.rules.no_progress import no_progress
 from gradwatch.analysis.rules.owners import leaps_where_written
+from gradwatch.analysis.rules.progress import loss_progress
+from gradwatch.analysis.rules.standstill import at_chance
 
 STEPS = 240
 RNG = np.random.default_rng(0)
@@ -101,3 +104,71 @@ def test_a_loss_leaps_where_the_loop_writes_to_the_weights(every, leap, found):
     for i, row in enumerate(at):
         loss[row:] += leap * (-1) ** i
     assert leaps_where_written(changed(run_with(loss=loss), per_step={"weight_writes": writes}), loss) == found
+
+
+def explained(share, **columns):
+    """A run of which every tenth loss was looked at, a cross-entropy over two classes that explains such a share."""
+    graph = (
+        {"what": "path", "operations": "BinaryCrossEntropyWithLogits Addmm", "shapes": "1 64x1", "operands": "1 3",
+         "layer": "head.weight"},
+    )  # fmt: skip
+    history = make_history(steps=STEPS, every=10, logged=("loss",), loss_graph=graph, status="FINISHED")
+    inside = {"explained": np.resize(share, 24), "targets": np.full(24, 64.0), "predicted_right": np.full(24, 0.6)}
+    per_step = {
+        **history.per_step,
+        "loss": columns.get("loss", np.full(STEPS, 0.62) + 0.01 * RNG.standard_normal(STEPS)),
+    }
+    for name, values in inside.items():
+        per_step[f"in_loss/{name}"] = np.full(STEPS, np.nan)
+        per_step[f"in_loss/{name}"][::10] = values
+    usual = np.where(np.isnan(history.layer("update_ratio")), np.nan, 0.003)
+    return changed(history, per_step=per_step, per_layer={**history.per_layer, "update_ratio": usual})
+
+
+ROSE = np.minimum(np.arange(24) / 40, 0.12)
+
+
+@pytest.mark.parametrize(
+    ("share", "found"),
+    [(ROSE, True), (ROSE / 4, False), (np.full(24, 0.12), False), (ROSE[::-1], False)],
+)
+def test_what_is_explained_of_the_training_data_is_learnt_too(share, found):
+    said = tells(explained(share))
+    assert said == (
+        "The outputs came to explain 12.0 % of the entropy of the classes that are asked for" if found else ""
+    )
+
+
+@pytest.mark.parametrize(("share", "found"), [(np.full(24, 0.4), True), (ROSE, False)])
+def test_a_model_that_was_trained_before_knows_something_from_the_start(share, found):
+    assert bool(knew(explained(share))) == found
+
+
+@pytest.mark.parametrize(("share", "severity"), [(ROSE, "note"), (ROSE / 4, "warning"), (np.full(24, 0.4), "note")])
+def test_a_loss_that_stands_is_a_note_where_something_is_known(share, severity):
+    loss = 0.66 - 0.04 * np.minimum(np.arange(STEPS) / 20, 1) + 0.005 * RNG.standard_normal(STEPS)
+    (found,) = no_progress(explained(share, loss=loss))
+    assert found.severity == severity
+    assert ("It may be all that can be learnt" in found.cause) == (severity == "note")
+
+
+def test_differences_have_no_equal_odds():
+    """Of a regression the logarithm of two is a number like any other."""
+    path = {
+        "what": "path",
+        "operations": "MseLoss Addmm",
+        "shapes": "1 64x1",
+        "operands": "1 3",
+        "layer": "head.weight",
+    }
+    loss = 0.84 - (0.84 - np.log(2)) * np.minimum(np.arange(STEPS) / 60, 1) + 0.001 * RNG.standard_normal(STEPS)
+    for graph, found in (((path,), False), ((), True)):
+        history = make_history(steps=STEPS, logged=("loss",), loss_graph=graph, status="FINISHED")
+        history = changed(history, per_step={**history.per_step, "loss": loss})
+        assert at_chance(history, loss_progress(history)[0]) == found
+
+
+def test_a_metric_of_other_data_that_gets_no_worse_shows_that_the_data_are_harder():
+    loss = np.repeat([0.3, 1.2], STEPS // 2) + 0.01 * RNG.standard_normal(STEPS)
+    assert rises_alone(run_with(loss=loss, val_acc=0.3 + 0.05 * np.arange(12)), loss, STEPS // 2)
+    assert not rises_alone(run_with(loss=loss, val_acc=np.repeat([0.8, 0.5], 6)), loss, STEPS // 2)

@@ -177,8 +177,9 @@ def test_under_adam_it_is_a_note_because_every_layer_moves(tmp_path):
 
 def test_units_that_are_dead_from_the_start(tmp_path):
     (found,) = diagnose(d.dying_relu(tmp_path, bias=-30.0))
-    assert (found.rule, found.first_step, found.last_step) == ("dead-layer", 0, 119)
+    assert (found.rule, found.first_step, found.last_step) == ("bad-initialisation", 0, 119)
     assert found.layers == ("0.weight", "0.bias", "2.weight")
+    assert "biases began far from 0, those of `0` at 30" in found.cause
     assert found.evidence["since"] == "the start"
 
 

@@ -115,7 +115,7 @@ def test_sgd_at_a_rate_that_is_too_high(tmp_path):
 
 def synthetic(steps=300, **columns):
     """A run of a quiet norm and a loss that falls in a straight line, but for `columns`."""
-    history = make_history(steps=steps)
+    history = make_history(steps=steps, logged=("loss",))
     quiet = 1 + 0.01 * np.random.default_rng(0).standard_normal(steps)
     plain = {"grad_norm": quiet, "clipped_norm": quiet, "loss": np.linspace(2.0, 1.0, steps)}
     return changed(history, per_step={**history.per_step, **plain, **columns})

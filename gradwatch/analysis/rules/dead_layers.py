@@ -84,6 +84,7 @@ def dead_layer(
     apart = start and not idle and not dying_network and _is_a_part(history, dead)
     apart &= not of_one(history, pick(history, dead))
     lone = start and 10 * dead.sum() <= len(dead) and is_hardly_missed(history, dead, np.ones_like(dead))
+    lone |= not dying_network and is_hardly_missed(history, dead, np.ones_like(dead), 0.001)
     why = why_dead(history, dead, start, idle, apart)
     return [
         why.finding(

@@ -16,6 +16,7 @@ from gradwatch.analysis.rules.depth import profile
 from gradwatch.analysis.rules.facts import GUARD, LEAST_STEPS, USUAL_RATIO, clips, is_adaptive, middle, optimizer_kind
 from gradwatch.analysis.rules.far_beginning import begins_far, begins_small
 from gradwatch.analysis.rules.finding import Evidence, Finding, Why, either
+from gradwatch.analysis.rules.held_out import rises_alone
 from gradwatch.analysis.rules.layer_facts import largest_ratio, matrices, pick
 from gradwatch.analysis.rules.losses import (
     first_values,
@@ -52,7 +53,7 @@ def exploding(
     (`scaled_losses`) is not asked. Where other parts of the run log losses too they may train against each other: a
     loss that does not fall is no sign. A warning where nothing but the loss rose, by usual steps, to less than `far`
     times its start: targets of values that are learnt from themselves grow so; nothing where these are seen to
-    (`own_targets_move`), or what is asked for `grows_harder`.
+    (`own_targets_move`), or what is asked for `grows_harder`, nor where a loss `rises_alone`.
 
     `along` says how the gradient grows: over the `steps`, along the `depth` (the norms rise from the last layer to the
     first, in the first step already) or along `time` (recurrent weights have three quarters of the squared norm in the
@@ -71,6 +72,8 @@ def exploding(
         return [_explosion(history, rows[grown[0]], {"grad_norm_growth": float(10 ** growth.max())})]
     for name, values in losses.items():
         jump = (alone and loss_jump(values, width)) or thrown_out(values, history.total("grad_norm"), width, alone)
+        if jump and rises_alone(history, values, jump[0]):
+            continue
         if jump:
             row, evidence = jump
             found = _explosion(history, row, {"metric": name, **evidence})

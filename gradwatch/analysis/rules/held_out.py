@@ -14,8 +14,15 @@ from gradwatch.analysis.groups import higher_is_better
 from gradwatch.analysis.rules.loss_graph import is_one_loss
 from gradwatch.analysis.rules.losses import has_rivals
 from gradwatch.analysis.rules.progress import Progress, went
-from gradwatch.analysis.rules.sampled_losses import LEAST_SAMPLES, sampled
+from gradwatch.analysis.rules.sampled_losses import (
+    LEAST_SAMPLES,
+    in_the_beginning,
+    of_what,
+    sampled,
+    share_explained,
+)
 from gradwatch.analysis.rules.series import late_median, noise_of_one
+from gradwatch.formatting import percent
 from gradwatch.history import Floats, History
 from gradwatch.storage.logged_names import HELD_OUT, is_loss
 
@@ -44,7 +51,9 @@ def learns(history: History, least: int = 5, sigmas: float = 8.0, share: float =
     of that; another metric that rose by `much`. Both by `sigmas` times what they move from value to value in the later
     half, and no more than a quarter of it was lost again.
     """
-    for name, sign, _, worse in [] if has_rivals(history) else held_out(history, least):
+    if has_rivals(history):
+        return ""
+    for name, sign, _, worse in held_out(history, least):
         ended, begun = late_median(worse), float(worse[0])
         if is_loss(name):
             begun, enough = min(begun, _of_a_guess(history)), share * abs(begun)
@@ -56,14 +65,39 @@ def learns(history: History, least: int = 5, sigmas: float = 8.0, share: float =
     return ""
 
 
+def tells(history: History, much: float = 0.05) -> str:
+    """The same of what it is trained on: the outputs came to explain the share `much` of what is asked for, more than
+    in the first sample, and never explained as much more.
+    """
+    explained = share_explained(history)
+    told = late_median(explained) if len(explained) >= LEAST_SAMPLES else 0.0
+    if not told > much or not told > much + explained[0] or np.sort(explained)[-3] > told + much:
+        return ""
+    return f"The outputs came to explain {percent(told)} of the {of_what(history)[0]} that are asked for"
+
+
+def knew(history: History, much: float = 0.1) -> str:
+    """Whether the outputs explained the share `much` of what is asked for before the first steps: the model had been
+    trained before, and a few steps at a low rate win little. In words.
+    """
+    (first,) = in_the_beginning(history, "explained")
+    if not len(share_explained(history)) or not first > much:
+        return ""
+    return f"The outputs explained {percent(first)} of the {of_what(history)[0]} from the start: it was trained before"
+
+
 def rises_alone(history: History, loss: Floats, row: int, least: int = 3, share: float = 0.2, width: int = 9) -> bool:
     """Whether a loss of other data, `least` times or more up to a row and after it, rose there by less than a `share`
-    of what a training loss `[T]` did at the same steps, by medians: its data are harder, or its task, and the weights
-    as good as before.
+    of what a training loss `[T]` did at the same steps, by medians, or another metric of them got no worse: its data
+    are harder, or its task, and the weights as good as before.
     """
     for name, _, rows, worse in held_out(history, 2 * least):
         before, after = np.flatnonzero(rows <= row)[-least:], np.flatnonzero(rows > row)
-        if not is_loss(name) or min(len(before), len(after)) < least:
+        if min(len(before), len(after)) < least:
+            continue
+        if not is_loss(name):
+            if np.median(worse[after]) <= np.median(worse[before]) >= np.median(worse[after[-least:]]):
+                return True
             continue
         training = np.array([np.nanmedian(loss[max(0, at - width + 1) : at + 1]) for at in rows])
         rose, other = (float(np.median(each[after]) - np.median(each[before])) for each in (training, worse))

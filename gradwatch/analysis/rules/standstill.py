@@ -48,7 +48,7 @@ def at_chance(
     One that still falls passes by.
     """
     *_, third, last = quarters(history, loss.metric)
-    if last < (1 - 5 * near) * third:  # it passes by
+    if last < (1 - 5 * near) * third or number_of_classes(history) == 1:  # it passes by, or is of numbers
         return False
     pairs = round(loss.ended / math.log(2)) * math.log(2) if math.isfinite(loss.ended) else 0.0
     if 0 < pairs <= math.log(largest) and abs(loss.ended - pairs) < near / 10 * pairs and loss.noise < near * pairs:
