@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 import warnings
 from typing import Any
@@ -42,4 +43,6 @@ def leave(who: object) -> None:
             stance, _eager.stance = _eager.stance, None
             with contextlib.suppress(ValueError):  # somebody has reset them
                 warnings.filters.remove(_eager.filter)  # type: ignore[attr-defined]
-            stance.__exit__(None, None, None)
+            now = getattr(sys.modules.get("torch._dynamo.eval_frame"), "_stance", None)
+            if now is getattr(stance, "stance", now):  # else the script has set another one meanwhile, which stays
+                stance.__exit__(None, None, None)
