@@ -37,6 +37,7 @@ UNITS = 1024  # of a non-linearity that are followed one by one, evenly spread o
 ELEMENTS = 32  # of a unit, without which a step does not say whether it is dead: it may be idle for a few examples
 _ADDENDS = "under tensor parallelism each rank has addends of its outputs; those of the module around it are recorded"
 ALIVE = float(1 << 20)  # more than there are ranks
+MOST_CALLS = 256  # of a module in a step that are kept apart
 PIECE = 1 << 24  # elements that are looked at together: what is held meanwhile stays small beside a large output
 
 
@@ -230,6 +231,8 @@ class _Slot(Calls):
         # inf - inf and NaN - NaN are NaN, and all else is 0
         counts = torch.count_nonzero(y), torch.count_nonzero(y - y)
         self.calls.append(_Call(y.numel(), norms, counts, None if flat is None else torch.count_nonzero(flat)))
+        if len(self.calls) > MOST_CALLS:  # an agent acts many times between two steps
+            self.calls = [_as_one(self.calls)]
         if flat is not None:
             others = [d for d in range(flat.ndim) if d != dim]
             alive = (~flat).any(dim=others) if others else ~flat
@@ -280,6 +283,17 @@ def _of_calls(slots: Sequence[_Slot], device: torch.device) -> tuple[Tensor, Ten
     sums.index_add_(0, owner, torch.stack([norm.square(), numel - used, flat, bad, numel], dim=1))
     most = most.nan_to_num(nan=math.inf, posinf=math.inf).to(torch.float32)
     return sums, largest.scatter_reduce_(0, owner, most, "amax")
+
+
+def _as_one(calls: Sequence[_Call]) -> _Call:
+    """What several calls showed, as if it were one."""
+    device = calls[0].norms[0].device
+    norms = _together([n for call in calls for n in call.norms], device, exact_dtype(device)).view(-1, 2)
+    used, bad = _together([n for call in calls for n in call.counts], device, exact_dtype(device)).view(-1, 2).sum(0)
+    flats = [call.flat for call in calls if call.flat is not None]
+    flat = _together(flats, device, exact_dtype(device)).sum() if len(flats) == len(calls) else None
+    both = torch.linalg.vector_norm(norms[:, 0]), norms[:, 1].amax()
+    return _Call(sum(call.numel for call in calls), both, (used, bad), flat)
 
 
 def _numbers(values: Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:

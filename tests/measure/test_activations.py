@@ -17,6 +17,7 @@ from training import watch
 
 from gradwatch import open_history
 from gradwatch.errors import WatchError
+from gradwatch.measure import activations
 from gradwatch.measure.activations import QUANTITIES, Activations, tensor_of
 from gradwatch.measure.distributed import add_up
 from gradwatch.recording.modules import MOST, chosen
@@ -294,3 +295,26 @@ def test_of_an_output_with_its_loss_the_loss_does_not_count():
         assert torch.equal(tensor_of(output), logits)
     assert tensor_of(logits.sum()) is None
     assert tensor_of({}) is None
+
+
+def test_many_calls_in_a_step_are_kept_as_one(monkeypatch, tmp_path):
+    """An agent acts many times between two steps: what is kept of it does not grow."""
+
+    def seen(most):
+        monkeypatch.setattr(activations, "MOST_CALLS", most)
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        options = {"activations": True, "activations_every": 1, "every": 1}
+        with watch(model, optimizer, tmp_path / str(most), **options) as handle:
+            for _ in range(3):
+                loss = sum(model(torch.randn(4, 3)).square().mean() for _ in range(20))
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+        return open_history(handle.dir).activations
+
+    few, all_of_them = seen(4), seen(1000)
+    assert few.layers == all_of_them.layers
+    for name in ("rms", "max", "zeros", "dead", "nonfinite"):
+        np.testing.assert_allclose(few.values[name], all_of_them.values[name], rtol=1e-6)
