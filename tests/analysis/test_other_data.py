@@ -8,7 +8,7 @@ from gradwatch.analysis.rules.held_out import knew, learns, rises_alone, tells
 from gradwatch.analysis.rules.losses import over_tasks
 from gradwatch.analysis.rules.no_progress import no_progress
 from gradwatch.analysis.rules.owners import leaps_where_written
-from gradwatch.analysis.rules.progress import loss_progress
+from gradwatch.analysis.rules.progress import comes_to_rest, loss_progress
 from gradwatch.analysis.rules.standstill import at_chance
 
 STEPS = 240
@@ -172,3 +172,16 @@ def test_a_metric_of_other_data_that_gets_no_worse_shows_that_the_data_are_harde
     loss = np.repeat([0.3, 1.2], STEPS // 2) + 0.01 * RNG.standard_normal(STEPS)
     assert rises_alone(run_with(loss=loss, val_acc=0.3 + 0.05 * np.arange(12)), loss, STEPS // 2)
     assert not rises_alone(run_with(loss=loss, val_acc=np.repeat([0.8, 0.5], 6)), loss, STEPS // 2)
+
+
+@pytest.mark.parametrize(
+    ("gradient", "noise", "found"),
+    [(1e-8, 0.0, True), (1e-1, 0.0, False), (1e-8, 1e-3, False)],
+)
+def test_a_loss_without_noise_comes_to_rest_at_its_least(gradient, noise, found):
+    """Full-batch and convex: that its gradient is below any eps in the end is no disease."""
+    loss = 0.61 + 0.08 * np.exp(-np.arange(STEPS) / 4) + noise * RNG.standard_normal(STEPS)
+    history = make_history(steps=STEPS, clip=None, logged=("loss",), status="FINISHED")
+    norm = np.maximum(np.exp(-np.arange(STEPS) / 5), gradient)
+    columns = {**history.per_step, "loss": loss, "grad_norm": norm, "clipped_norm": norm}
+    assert comes_to_rest(changed(history, per_step=columns)) == found

@@ -15,7 +15,7 @@ from gradwatch.analysis.rules.finding import Finding
 from gradwatch.analysis.rules.layer_facts import numel, pick
 from gradwatch.analysis.rules.losses import learnt
 from gradwatch.analysis.rules.owners import of_muon, owners
-from gradwatch.analysis.rules.progress import hardly_moves, loss_progress, progress, succeeds
+from gradwatch.analysis.rules.progress import comes_to_rest, hardly_moves, loss_progress, progress, succeeds
 from gradwatch.analysis.rules.sampled_losses import explains_less
 from gradwatch.history import Floats, History
 
@@ -58,8 +58,8 @@ def below_epsilon(
         return []
     added, seen = float(np.median(floor[hit])), float(np.median(size[hit]))
     unlearnt = explains_less(history, 0.1)
-    if added <= usual and _is_of_usual_size(history) and hardly_moves(history):
-        return []  # nobody raised eps: the gradients are what is small (`updates.weak_gradients`)
+    if added <= usual and ((_is_of_usual_size(history) and hardly_moves(history)) or comes_to_rest(history)):
+        return []  # nobody raised eps: the gradients are what is small (`updates.weak_gradients`), or all is learnt
     return [
         Finding(
             "below-epsilon",

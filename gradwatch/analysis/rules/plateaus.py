@@ -14,7 +14,7 @@ from gradwatch.analysis.rules.finding import Evidence, Finding, Severity, Why, e
 from gradwatch.analysis.rules.held_out import knew, learns, tells
 from gradwatch.analysis.rules.layer_facts import ends_in
 from gradwatch.analysis.rules.loss_graph import paths, wants_its_sigmoid
-from gradwatch.analysis.rules.progress import Progress, judged_losses, reaches_its_goal, succeeds
+from gradwatch.analysis.rules.progress import Progress, comes_to_rest, judged_losses, reaches_its_goal, succeeds
 from gradwatch.analysis.rules.sampled_losses import LEAST_SAMPLES, of_what, sampled, share_explained
 from gradwatch.analysis.rules.series import late_median
 from gradwatch.analysis.rules.standstill import equal_odds, left_odds, rests_since
@@ -26,11 +26,11 @@ from gradwatch.history import History
 def finding_of(history: History, shown: Progress, why: Why, severity: Severity = "warning") -> list[Finding]:
     """The finding of a loss or metric that went so, for the cause that the record shows.
 
-    Where it leaves several, and the model `learns` something of other data, or `tells` something of these, or `knew`
-    it, it is a note: there may be no more.
+    Where it leaves several, or the loss `comes_to_rest`, and the model `learns` something of other data, or `tells`
+    something of these, or `knew` it, it is a note: there may be no more.
     """
     known = learns(history) or tells(history) or knew(history)
-    if why.alternatives and severity == "warning" and known:
+    if (why.alternatives or comes_to_rest(history)) and severity == "warning" and known:
         severity, why = "note", Why(f"{shown.in_words}. {known}. It may be all that can be learnt.", _MORE, {})
     began = shown.first if shown.is_real() else shown.began  # as `Progress.in_words` has it
     evidence: Evidence = {"metric": shown.metric, "began": began, "ended": shown.ended, "noise": shown.error}

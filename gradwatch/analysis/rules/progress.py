@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gradwatch.analysis.clips import incoming
 from gradwatch.analysis.final_values import lost_since
 from gradwatch.analysis.groups import higher_is_better
 from gradwatch.analysis.rules.facts import middle, rates, steps_taken
@@ -193,6 +194,16 @@ def all_learnt(history: History, near: float = 0.02) -> bool:
     chance = chance_loss(history)
     rests = [p.ended <= (1 + near) * p.best and not p.ended >= 0.9 * chance for p in losses]
     return bool(losses) and all(rests) and succeeds(history)
+
+
+def comes_to_rest(history: History, times: float = 1e3, near: float = 1e-3, still: float = 1e-5) -> bool:
+    """Whether each training loss stands at its lowest without moving, and the gradient is a part in `times` of its
+    first: a loss without noise has come to its least, and what is left of the gradient is rounding.
+    """
+    norm, losses = incoming(history), loss_progress(history)
+    faded = middle(norm[-max(1, len(norm) // 4) :]) < middle(norm[:5]) / times
+    rests = (p.noise < still * abs(p.ended) and p.ended - p.best < near * abs(p.best) for p in losses)
+    return bool(losses) and faded and all(rests)
 
 
 def learnt_before(history: History, loss: Progress) -> bool:

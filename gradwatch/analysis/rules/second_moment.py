@@ -12,7 +12,7 @@ from gradwatch.analysis.rules.facts import USUAL_RATIO, middle, rates, settings
 from gradwatch.analysis.rules.finding import Evidence, Finding, Severity
 from gradwatch.analysis.rules.layer_facts import matrices, measured, pick
 from gradwatch.analysis.rules.losses import has_rivals, training_losses
-from gradwatch.analysis.rules.progress import succeeds
+from gradwatch.analysis.rules.progress import comes_to_rest, succeeds
 from gradwatch.analysis.rules.series import holds_from
 from gradwatch.history import History
 
@@ -77,7 +77,8 @@ def _of_the_first_steps(
 
     In most matrices a typical step is less than the share `short` of a usual one, and of the first measured one, at a
     learning rate that is as it was, and v forgets too slowly: its memory, 1 / (1 - beta2) steps, is a third of those
-    since at least. Not said where a loss got better since then, nor of parts that train against each other.
+    since at least. Not said where a loss got better since then or `comes_to_rest`, nor of parts that train against each
+    other.
     Source: Kingma & Ba, arXiv:1412.6980, algorithm 1: v is a mean of squares over 1 / (1 - beta2) steps.
     """
     betas = [float(group["betas"][1]) for group in settings(history) if isinstance(group.get("betas"), list | tuple)]
@@ -87,7 +88,7 @@ def _of_the_first_steps(
     late = slice(len(norm) // 2, None)
     if not betas or len(at) < least or not wide.any() or len(norm) < 5 * first or has_rivals(history):
         return []
-    if not np.isfinite(norm[:first]).any():
+    if not np.isfinite(norm[:first]).any() or comes_to_rest(history):
         return []
     usual = middle(norm[late])
     first = max(first, holds_from(~(norm[: len(norm) // 5] > times / 3 * usual)))
