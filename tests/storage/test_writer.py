@@ -397,4 +397,7 @@ def test_a_run_that_a_test_leaves_unfinished_is_written_no_further_after_it(tmp_
     with writers_ended():
         make_run(tmp_path, close=None)
         assert writers() > before
-    assert writers() == before
+        begun = writers() - before
+    for thread in begun:
+        thread.join(timeout=10)  # the last of its code may still run on a slow machine
+    assert not begun & writers()

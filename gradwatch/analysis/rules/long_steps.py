@@ -45,7 +45,7 @@ from gradwatch.analysis.rules.losses import has_rivals, scaled_losses
 from gradwatch.analysis.rules.once import once
 from gradwatch.analysis.rules.owners import leaps_where_written
 from gradwatch.analysis.rules.progress import came_down, succeeds
-from gradwatch.analysis.rules.sampled_losses import grows_harder, own_targets_move
+from gradwatch.analysis.rules.sampled_losses import chooses_among_more, grows_harder, own_targets_move
 from gradwatch.analysis.rules.schedule import goes_astray, raised_at, raised_before
 from gradwatch.analysis.rules.series import quietest
 from gradwatch.analysis.rules.step_length import betas_turned, first_ratio, lengthened, lowered
@@ -103,7 +103,8 @@ def lr_too_high(history: History, jump: float = 0.35, sigmas: float = 6.0, width
             unlearnt = lowest >= began > float(evidence["jump"]) / 3 and not away and succeeds(history)
             harmless = brief or well or unlearnt or own_targets_move(history) or is_partly_learnt(history, name)
             alone = rises_alone(history, values, int(rows[first]))
-            harmless = harmless or grows_harder(history) or alone or leaps_where_written(history, values)
+            harder = alone or chooses_among_more(history) or leaps_where_written(history, values)
+            harmless = harmless or grows_harder(history) or harder
             severity: Severity = "note" if shifted or harmless else "warning"
             usual = largest_ratio(history, int(rows[last])) < USUAL_RATIO[is_adaptive(history)]
             unclear = end >= began and usual and not raised_before(history, int(rows[first]))
@@ -113,10 +114,21 @@ def lr_too_high(history: History, jump: float = 0.35, sigmas: float = 6.0, width
                 return away
             numbers: Evidence = {"metric": name, **evidence, "end": end}
             end_row = len(history) - 1 if severity == "error" else int(rows[last])
+            if severity == "note" and harder and not shifted:
+                steps = int(history.step[rows[first]]), int(history.step[rows[last]])
+                return [Finding("lr-too-high", "note", (), *steps, numbers, *_HARDER)]
             begin_row = 0 if betas_turned(history) else int(rows[first]) if rise is None else rise  # 0: from the start
             return [_too_high(history, severity, begin_row, end_row, numbers, shifted, unclear=unclear)]
     effects = outgrew, anew, shut, turned, overwritten, died_at_once, unsettled
     return away or _of(history, next(filter(None, (effect(history) for effect in effects)), None))
+
+
+_HARDER = (
+    "The loss rose, and not by its steps: what it asks for got harder. Other data show none of it, or it chooses among "
+    "ever more, or begins again and again at weights that the loop sets.",
+    "Nothing, if that is meant: an augmentation that grows, a queue that fills, one task after another. If not, look "
+    "at what changes over the steps in the data and in what is asked for.",
+)
 
 
 def _of(history: History, effect: Effect | None) -> list[Finding]:

@@ -114,14 +114,14 @@ def _at_rest(history: History, large: float = 0.2, min_steps: int = 100, running
 
     More than the trained layers have, and more than half of what is frozen.
     """
-    if resting := _frozen_head(history, large, min_steps, running) or _frozen_body(history):
-        return resting
+    if head := _frozen_head(history, large, min_steps, running):
+        return head
     frozen, drawn = (float(history.total(name)[:1].sum()) for name in ("frozen_elements", "frozen_as_drawn"))
     trained = float(numel(history).sum())
     known = progress(history) if can_be_judged(history, min_steps, running) else []
     known = [p for p in known if p.is_loss] or known  # an accuracy doubles soon that begins at chance
     if not drawn > max(frozen / 2, trained) or not known or any(p.is_large(large) for p in known):
-        return []
+        return _frozen_body(history)
     return [
         whole_run(
             history,
