@@ -209,9 +209,10 @@ def _lie(weights: Sequence[Tensor]) -> list[object]:
 
 def weight_norms(layout: Layout) -> Sums[Tensor]:
     """The L2 norm of each layer's weights, `[L]`; NaN of those that have none: codes, masks, sparse ones."""
-    plain = [w if _has_norm(w) else None for w in layout.weights()]
-    norms, present = yield from _norms(layout, plain)
-    return norms if None not in plain else torch.where(present, norms, torch.nan)
+    weights = layout.weights()
+    have = [*map(_has_norm, weights)]
+    norms, present = yield from _norms(layout, [w if own else None for w, own in zip(weights, have, strict=True)])
+    return norms if all(have) else torch.where(present, norms, torch.nan)
 
 
 def _has_norm(w: Tensor) -> bool:

@@ -70,10 +70,9 @@ def lr_too_high(history: History, jump: float = 0.35, sigmas: float = 6.0, width
     it rose before it had won anything, by less than three times where it began, and the training succeeds: one
     first loss may lie low by chance; or where what is asked for moves away with what the model says, as a value
     does that is learnt from itself (`own_targets_move`), or where a term of it fell by nine tenths, or what is asked
-    for `grows_harder`, or it `rises_alone`, or the loop itself writes
-    to the weights where it leaps (`leaps_where_written`). The loss is not judged where parts of a run train against
-    each other (the first step alone is: `first_step`), or where it is below 0 early or begins in its own noise (a
-    policy gradient's): it has no scale.
+    for `grows_harder`, or it `rises_alone`, or the loop itself writes to the weights where it leaps
+    (`leaps_where_written`). The loss is not judged where parts of a run train against each other (the first step alone
+    is: `first_step`), or where it is below 0 early or begins in its own noise (a policy gradient's): it has no scale.
     First steps that were far too long show in the weights (`ran_away`), which is said where the loss shows nothing by
     the first 50 steps; so do first steps after which a loss leaps and wins nothing (`leapt`), steps that lead the
     weights away while little is learnt (`outgrew`), those of an Adam that begins anew in each (`anew`) or whose betas

@@ -112,8 +112,9 @@ def over_tasks(history: History) -> History:
             joined[name] = np.full(len(values), np.nan)
             whole = len(values) // turn * turn
             joined[name][turn - 1 : whole : turn] = values[:whole].reshape(-1, turn).mean(axis=1)
-    by_step = replace(history.by_step, values={**history.per_step, **joined})
-    return replace(history, by_step=by_step) if joined else history
+    if not joined:
+        return history
+    return replace(history, by_step=replace(history.by_step, values={**history.per_step, **joined}))
 
 
 def _turn(values: Floats, most: int = 8, share: float = 0.3, least: int = 20) -> int:

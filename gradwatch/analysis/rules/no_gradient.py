@@ -150,11 +150,14 @@ def _frozen_body(
     sizes = np.array([math.prod(layer.shape) for layer in history.run.layers], float)
     wide = np.array([sum(size > 1 for size in layer.shape) > 1 for layer in history.run.layers], bool)
     frozen = float(sizes[held & wide].sum() + np.nan_to_num(history.total("frozen_elements")[:1]).sum())
-    share = share_explained(history)
+    trained, share = float(sizes[~held].sum()), share_explained(history)
     is_of_the_last = not held.any() or not (~held)[: int(np.flatnonzero(held)[-1])].any()
-    if not 0 < (wide & ~held).sum() <= few or frozen < times * sizes[~held].sum() or not is_of_the_last:
+    if not 0 < (wide & ~held).sum() <= few or frozen < times * trained or not is_of_the_last:
         return []
-    if len(share) < LEAST_SAMPLES or late_median(share) > little or not judged_losses(history, min_steps, running):
+    if len(share) < LEAST_SAMPLES or not judged_losses(history, min_steps, running):
+        return []
+    told = late_median(share)
+    if told > little:
         return []
     of, constant = of_what(history)
     return [
@@ -165,11 +168,11 @@ def _frozen_body(
             {
                 "missing": "training of the body",
                 "frozen": frozen,
-                "trained": float(sizes[~held].sum()),
-                "explained": late_median(share),
+                "trained": trained,
+                "explained": told,
             },
-            f"{frozen:,.0f} of the model's weights are frozen, and the {sizes[~held].sum():,.0f} behind them that are "
-            f"trained explain {percent(max(late_median(share), 0.0))} of the {of} that are asked for (to know "
+            f"{frozen:,.0f} of the model's weights are frozen, and the {trained:,.0f} behind them that are "
+            f"trained explain {percent(max(told, 0.0))} of the {of} that are asked for (to know "
             f"{constant} explains none of it). {either(_FROZEN)}",
             "Thaw the last blocks of the frozen part, at a tenth of the head's rate: if the training loss falls "
             "further, that was it. If not, train longer, and look at the targets.",

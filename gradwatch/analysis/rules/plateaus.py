@@ -29,8 +29,8 @@ def finding_of(history: History, shown: Progress, why: Why, severity: Severity =
     Where it leaves several, or the loss `comes_to_rest`, and the model `learns` something of other data, or `tells`
     something of these, or `knew` it, it is a note: there may be no more.
     """
-    known = learns(history) or tells(history) or knew(history)
-    if (why.alternatives or comes_to_rest(history)) and severity == "warning" and known:
+    is_open = severity == "warning" and (why.alternatives or comes_to_rest(history))
+    if is_open and (known := learns(history) or tells(history) or knew(history)):
         severity, why = "note", Why(f"{shown.in_words}. {known}. It may be all that can be learnt.", _MORE, {})
     began = shown.first if shown.is_real() else shown.began  # as `Progress.in_words` has it
     evidence: Evidence = {"metric": shown.metric, "began": began, "ended": shown.ended, "noise": shown.error}
