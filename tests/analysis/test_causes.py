@@ -481,7 +481,7 @@ def test_a_rise_from_the_first_loss_on_is_a_note_where_the_training_succeeds():
     row = np.arange(STEPS)
     lucky = np.where(row == 0, 1.0, np.where(row < 60, 2.0, 0.3 + 1.7 * np.exp(-(row - 60) / 60))) * (1 + 0.05 * NOISE)
     assert [f.severity for f in lr_too_high(run(ratio=0.01, loss=lucky))] == ["note"]
-    lost = np.where(row < 60, 1.0, np.where(row < 120, 2.0, 0.6)) * (1 + 0.01 * NOISE)
+    lost = np.where(row < 120, 1.0 + np.clip((row - 60) / 6, 0, 1), 0.6) * (1 + 0.01 * NOISE)
     assert [f.severity for f in lr_too_high(run(ratio=0.01, loss=lost))] == ["warning"]
 
 

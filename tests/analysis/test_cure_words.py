@@ -404,6 +404,24 @@ def test_other_data_come_in_the_step_in_which_the_loss_rises(at):
     assert (found.severity, found.first_step, found.evidence["began_anew"]) == ("note", at, at)
 
 
+def test_the_gradients_of_a_loss_that_had_all_but_gone_do_not_tell_of_its_rise():
+    """They vary by themselves, and one task after another brings others, each learnt in turn."""
+    loss = 0.003 + 0.7 * np.exp(-(AT % 80) / 12) + 0.001 * NOISE
+    norm = loss * np.where(AT % 7 == 3, 5.0, 1.0)
+    (found,) = lr_too_high(run(loss=loss, grad_norm=norm, clipped_norm=norm))
+    assert (found.severity, found.first_step, found.evidence["began_anew"]) == ("note", 80, 80)
+
+
+@pytest.mark.parametrize(("top", "height", "said"), [(1.0, 5.0, "note"), (0.9, 5.0, "warning"), (1.0, 7.0, "warning")])
+def test_a_loss_that_rises_as_a_queue_fills_with_keys_is_no_work_of_the_steps(top, height, said):
+    """A thousand random numbers are easy to tell from; but a loss above what equal odds give tells of more."""
+    looked = np.where(AT % 10 == 0, 1.0, np.nan)
+    columns = {"in_loss/choices": 1025 * looked, "in_loss/target_top_share": top * looked}
+    loss = 3.3 + (height - 3.3) * np.minimum(AT / 15, 1) * np.exp(-AT / 300) + 0.01 * NOISE
+    (found,) = lr_too_high(run(loss=loss, **columns))
+    assert found.severity == said
+
+
 @pytest.mark.parametrize(("decay", "said"), [(0.05, True), (1e-4, False)])
 def test_a_decay_that_holds_the_weights_is_a_cause_of_a_loss_that_rests(decay, said):
     made = ({"name": "SGD", "class": "SGD", "settings": {"lr": 0.1, "weight_decay": decay}},)

@@ -76,8 +76,8 @@ def text_near_its_entropy(folder):
     return fit(folder, net, optimizer, lambda step: (loss_of(texts(odds, 16, 33)), validate(step)), 500, every=10)
 
 
-def weak_labels(folder, signal, bias=0.0, pos_weight=None):
-    """Yes or no, mostly by chance: what is learnt shows in the order of the scores."""
+def weak_labels(folder, signal, bias=0.0, pos_weight=None, of_other_data=True):
+    """Yes or no, mostly by chance: what is learnt shows in the order of the scores, if that is measured."""
     torch.manual_seed(SEED[0])
     way = signal * torch.randn(20)
 
@@ -95,7 +95,7 @@ def weak_labels(folder, signal, bias=0.0, pos_weight=None):
     def measure():
         return {"val_loss": loss_of(unseen, answers), "val_auc": area_under_curve(net(unseen)[:, 0], answers)}
 
-    validate = now_and_then(net, 50, measure)
+    validate = now_and_then(net, 50, measure) if of_other_data else lambda step: {}
     optimizer = optim.Adam(net.parameters(), 1e-3)
     return fit(folder, net, optimizer, lambda step: (loss_of(*draw()), validate(step)), 600, every=10)
 
@@ -214,13 +214,15 @@ def texts_given_back(folder):
     return fit(folder, net, optim.Adam(net.parameters(), 3e-3), loss_of, 400, every=10)
 
 
-def queue_that_fills(folder, length=4096):
-    """MoCo: of each pair the other view is told from ever more that came before (He et al. 2020, arXiv:1911.05722)."""
+def queue_of_keys(folder, first=0, length=4096):
+    """MoCo: of each pair the other view is told from what came before (He et al. 2020, arXiv:1911.05722): ever more of
+    it, or at `first` so many numbers drawn at random.
+    """
     torch.manual_seed(SEED[0])
     things = torch.randn(400, 32)
     net = dense(32, 128, 32)
     slow = copy.deepcopy(net).requires_grad_(False)
-    queue = torch.zeros(0, 32)
+    queue = F.normalize(torch.randn(first, 32), dim=1)
 
     def loss_of(step):
         nonlocal queue
@@ -251,6 +253,8 @@ LOOKALIKES = {
     "tasks-in-turn": tasks_in_turn,
     "inner-loops": inner_loops,
     "texts-given-back": texts_given_back,
-    "queue-that-fills": queue_that_fills,
+    "queue-that-fills": queue_of_keys,
+    "queue-that-is-full": functools.partial(queue_of_keys, first=4096),
+    "clicks-by-the-loss-alone": functools.partial(weak_labels, signal=0.22, bias=-4.2, of_other_data=False),
 }
 LOOKALIKE_TRAININGS = tuple(Healthy(FIRST + i, name, train) for i, (name, train) in enumerate(LOOKALIKES.items()))

@@ -45,7 +45,7 @@ from gradwatch.analysis.rules.losses import has_rivals, scaled_losses
 from gradwatch.analysis.rules.once import once
 from gradwatch.analysis.rules.owners import leaps_where_written
 from gradwatch.analysis.rules.progress import came_down, succeeds
-from gradwatch.analysis.rules.sampled_losses import chooses_among_more, grows_harder, own_targets_move
+from gradwatch.analysis.rules.sampled_losses import grows_harder, has_other_negatives, own_targets_move
 from gradwatch.analysis.rules.schedule import goes_astray, raised_at, raised_before
 from gradwatch.analysis.rules.series import quietest
 from gradwatch.analysis.rules.step_length import betas_turned, first_ratio, lengthened, lowered
@@ -102,7 +102,7 @@ def lr_too_high(history: History, jump: float = 0.35, sigmas: float = 6.0, width
             unlearnt = lowest >= began > float(evidence["jump"]) / 3 and not away and succeeds(history)
             harmless = brief or well or unlearnt or own_targets_move(history) or is_partly_learnt(history, name)
             alone = rises_alone(history, values, int(rows[first]))
-            harder = alone or chooses_among_more(history) or leaps_where_written(history, values)
+            harder = alone or has_other_negatives(history) or leaps_where_written(history, values)
             harmless = harmless or grows_harder(history) or harder
             severity: Severity = "note" if shifted or harmless else "warning"
             usual = largest_ratio(history, int(rows[last])) < USUAL_RATIO[is_adaptive(history)]
@@ -195,26 +195,30 @@ _OF_A_SHIFT = ("other data came, or another loss", "the learning rate is too hig
 def _shifted(
     history: History, values: Floats, rows: Rows, row: int, near: int = 12, usual: int = 16, times: float = 1000.0
 ) -> int | None:
-    """The row in which a loss rose from one step to the next near a row, and falls since, after `usual` usual steps.
+    """The row in which a loss rose from one step to the next near a row, and falls again, after `usual` usual steps.
 
     And did not come to `times` what it was after the rise: a task that grows step by step raises it, too, but not so.
 
     Steps that are too long throw a loss up over several of them, and the gradients grow ahead of it. Where nothing
-    did, other data or another loss came, and are learnt: a sixth of the rise is gone within 30 to 50 steps. Attention
-    logits that had grown by then tell of the steps, too.
+    did, other data or another loss came, and are learnt: a sixth of the rise is gone again later. Attention logits that
+    had grown by then tell of the steps, too. Gradients of a loss that has all but gone vary by themselves: those before
+    the rise may also be a third of those behind it.
     """
     if raised_before(history, row) or grown_logits(history, int(history.step[row])):
         return None
     norm, finite = incoming(history), values[rows]
     at = int(np.searchsorted(rows, row))
     for i in range(max(LEAST_STEPS, at - near), min(at + near, len(finite) - 50)):
-        before, after, later = finite[i - usual : i], finite[i : i + 5], finite[i + 30 : i + 50]
+        before, after = finite[i - usual : i], finite[i : i + 5]
         rise = float(np.median(after) - np.median(before))
         calm = float(np.max(before) - np.median(before))
-        past = norm[rows[i] - usual : rows[i]]
-        if finite[i] - finite[i - 1] > rise / 2 and rise > 2 * calm > 0 and past.max() < 3 * np.median(past):
-            ends_near = not np.median(finite[-usual:]) > times * np.median(after) > 0
-            return int(rows[i]) if np.median(after) - np.median(later) > rise / 6 and ends_near else None
+        past, then = norm[rows[i] - usual : rows[i]], float(np.median(norm[rows[i : i + 5]]))
+        at_rest = past.max() < max(3 * np.median(past), then / 3)
+        if finite[i] - finite[i - 1] > rise / 2 and rise > 2 * calm > 0 and at_rest:
+            end = float(np.median(finite[-usual:]))
+            ends_near = not end > times * np.median(after) > 0
+            learnt = np.median(after) - smooth(finite[i:], usual).min() > rise / 6
+            return int(rows[i]) if learnt and ends_near else None
     return None
 
 

@@ -15,7 +15,7 @@ from gradwatch.analysis.rules.finding import Finding, either, whole_run
 from gradwatch.analysis.rules.held_out import held_out_progress
 from gradwatch.analysis.rules.loss_graph import number_of_classes, paths
 from gradwatch.analysis.rules.losses import has_rivals
-from gradwatch.analysis.rules.progress import loss_progress, progress
+from gradwatch.analysis.rules.progress import ACCURACY, loss_progress, progress
 from gradwatch.analysis.rules.sampled_losses import (
     LEAST_SAMPLES,
     are_left_out,
@@ -41,7 +41,8 @@ def class_imbalance(
     rare: float = 0.95,
     min_steps: int = 100,
 ) -> list[Finding]:
-    """Most targets are of one class, and the model says that class for everything. A warning.
+    """Most targets are of one class, and the model says that class for everything. A warning; a note where no accuracy
+    is logged, which would be high by that alone: of what is rare the probability may be wanted, and stays below 0.5.
 
     Alarm: in the later half of the samples of `min_steps` steps the same class has `share` of the targets by the
     median and of what the model says, the class with the highest score, all but 1 - `said`. Not where a loss ended
@@ -84,6 +85,7 @@ def class_imbalance(
             return []
         if usual < 1 and not weight > more and any(_mean_end(end) < learnt * entropy_of_two(usual) for end in ends):
             return []
+    by_its_accuracy = any(map(ACCURACY.search, history.logged))
     also = f" The loss gives it {weight:.2g} times the weight of an average class as well." if weight > more else ""
     return [
         whole_run(
@@ -99,6 +101,7 @@ def class_imbalance(
             "binary_cross_entropy_with_logits, or batches that hold as much of each class. Judge the model by the "
             "recall of each class, not by the loss or the accuracy over all. Where the probability of what is rare is "
             "wanted (a click, a risk), leave the weights out, which make it too high, and judge its order: log an AUC.",
+            severity="warning" if is_alone or also or by_its_accuracy or _is_of_pixels(history) else "note",
         )
     ]
 

@@ -31,8 +31,8 @@ from gradwatch.analysis.rules.open_causes import left_open, out_of_reach
 from gradwatch.analysis.rules.plateaus import begins_late, explains_nothing, finding_of, rests, stops
 from gradwatch.analysis.rules.progress import Progress, can_be_judged, progress, unmoved
 from gradwatch.analysis.rules.sampled_losses import (
-    chooses_among_more,
     grows_harder,
+    has_other_negatives,
     is_explained,
     own_targets_move,
 )
@@ -69,7 +69,7 @@ def no_progress(
     or what was won on other data was lost again, from one measurement to the next and for good (`lost_at_once`).
     A run that is under way is judged from `running` steps on, and after a tenth of its `total_steps`. Not judged: a run
     that was resumed (it may have learnt before), parts that train against each other, a loss that is below 0 early, one
-    that came below the share `easy` of its first while what is asked for `grows_harder`, or that `chooses_among_more`.
+    that came below the share `easy` of its first while what is asked for `grows_harder`, or that `has_other_negatives`.
     A note where the causes are left open, and the model `learns` something of other data: there may be no more.
     The cause is the first of these that the record shows: a schedule that ran out, or never got where it should; steps
     that are small, or that take each other back. Where it shows none, two remain.
@@ -78,7 +78,7 @@ def no_progress(
     better = any(p.is_large(most) for p in held_out_progress(history, 10) if is_loss(p.metric))
     losses = [] if better else unmoved(history, min_steps, running, share)
     harder = grows_harder(history) and any(p.best < easy * p.first for p in losses)
-    harder = harder or chooses_among_more(history)
+    harder = harder or has_other_negatives(history)
     if harder or any(found.evidence.get("began_anew") for found in lr_too_high(history)):
         return lost_at_once(history)  # other data or another loss came: where that began says nothing
     if not losses or not all(p.is_flat(most if p.is_real() else 2 * most) for p in losses):

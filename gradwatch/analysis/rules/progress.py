@@ -24,7 +24,7 @@ from gradwatch.analysis.rules.series import OF_MEDIAN, late_median, noise_of_one
 from gradwatch.history import Floats, History
 from gradwatch.storage.logged_names import is_loss
 
-_ACCURACY = re.compile(r"(^|[^a-z])acc(uracy)?([^a-z]|$)", re.IGNORECASE)
+ACCURACY = re.compile(r"(^|[^a-z])acc(uracy)?([^a-z]|$)", re.IGNORECASE)
 _DIVERGENCE = re.compile(r"(^|[^a-z])kld?([^a-z]|$)", re.IGNORECASE)
 
 
@@ -166,7 +166,7 @@ def _by_chance(history: History, metric: Progress, kappa: float = 0.1) -> bool:
     Source: Cohen 1960, doi:10.1177/001316446002000104 (the share that is right beyond chance, of what could be).
     """
     classes = number_of_classes(history) or 0
-    if classes < 2 or not _ACCURACY.search(metric.metric) or not 0 <= metric.ended <= 1:
+    if classes < 2 or not ACCURACY.search(metric.metric) or not 0 <= metric.ended <= 1:
         return False
     return metric.ended - 1 / classes < kappa * (1 - 1 / classes)
 

@@ -194,11 +194,17 @@ def _steps_up(history: History, few: int = 20, rest: int = 20, after: int = 16) 
     return rose
 
 
-def chooses_among_more(history: History) -> bool:
-    """Whether the number of classes that a loss chooses among only grows, by a half, as of the negatives in a queue
-    that fills (He et al. 2020, arXiv:1911.05722): what equal odds give grows with it.
+def has_other_negatives(history: History, many: int = 64, below: float = 0.9) -> bool:
+    """Whether what a loss chooses among gets harder, as the negatives of a queue do: their number only grows, by a
+    half; or it always asks for the same one of `many` or more, whose others are no classes then but what a queue holds,
+    random numbers at first, and it never rose to the share `below` of what equal odds give.
+
+    Source: He et al. 2020, arXiv:1911.05722, algorithm 1 (a queue that begins at random).
     """
-    return _only_grows(history, "choices")
+    _, choices, top = sampled(history, "choices", "target_top_share")
+    loss = history.total("loss")
+    of_one = len(choices) >= LEAST_SAMPLES and bool((top == 1).all() and choices.min() >= many)
+    return _only_grows(history, "choices") or (of_one and bool(np.nanmax(loss) < below * math.log(choices.min())))
 
 
 def _only_grows(history: History, name: str) -> bool:
@@ -208,12 +214,12 @@ def _only_grows(history: History, name: str) -> bool:
 
 def grows_harder(history: History, share: float = 0.25, least: int = 3) -> bool:
     """Whether a setting that is logged only rises, `least` times or more, over the `share` of the run: a length, a
-    noise; or the number of targets that a loss is asked for, by a half, or it `chooses_among_more`. Losses of its
+    noise; or the number of targets that a loss is asked for, by a half, or it `has_other_negatives`. Losses of its
     beginning and its end are of other tasks then.
 
     Source: Bengio et al. (2009), *Curriculum learning*, ICML.
     """
-    if _only_grows(history, "targets") or chooses_among_more(history):
+    if _only_grows(history, "targets") or has_other_negatives(history):
         return True
     for values in _settings(history):
         jumps = np.diff(values)
