@@ -125,7 +125,7 @@ class LossGraph:
         places = {name: place for place, name in enumerate(names)}
         found = graph_values.seen(self._parts(places)) | self._above(places) | pairs.seen(self._ends)
         code = posterior.seen(self._nodes, self._outer)
-        of_code = [] if code is None else [(code[0], {"code_informative": code[1]})]
+        of_code = [] if code is None else [(code[0], {f"code_{name}": n for name, n in code[1]._asdict().items()})]
         for node, numbers in (*of_code, *padding.seen(self._nodes)):
             if layer := self._below(node):
                 for kind, value in numbers.items():

@@ -147,6 +147,8 @@ def test_a_class_that_the_loss_leaves_out(differs, found):
         ({**ROWS, "predicted_right": 0.8, "cross_entropy": 2.6}, 0),
         ({**ROWS, "predicted_right": 0.93, "cross_entropy": 3.3}, 1),  # far above what it might be
         ({**ROWS, "logit_range_most": 3.9, "logit_range": 3.7}, 0),  # by 0.5
+        ({**ROWS, "logit_range_most": 1, "logit_range": 0.9, "predicted_right": 0.84, "cross_entropy": 3.7}, 1),  # by 2
+        ({**ROWS, "logit_range_most": 1, "logit_range": 0.9, "predicted_right": 0.3, "cross_entropy": 3.7}, 0),
         ({**ROWS, "logit_range_most": 0.14, "logit_range": 0.13}, 1),  # that a temperature multiplies
         ({**ROWS, "logit_range_most": 0.14, "logit_range": 0.13, "predicted_right": 1 / 64}, 0),  # nothing was learnt
         ({"graph": ()}, 0),  # of how many classes it is not known
@@ -184,11 +186,18 @@ def test_codes_that_nobody_chooses(used, found):
 
 
 @pytest.mark.parametrize(
-    ("informative", "found"),
-    [(0.0, 1), (np.geomspace(0.8, 0.001, SAMPLES), 1), (0.1, 0), (np.linspace(0, 1, SAMPLES), 0)],
+    ("informative", "told", "found"),
+    [
+        (0.0, {}, 1),
+        (np.geomspace(0.8, 0.001, SAMPLES), {}, 1),
+        (0.1, {}, 0),
+        (np.linspace(0, 1, SAMPLES), {}, 0),
+        (0.75, {"code_nats": 0.1}, 1),  # of each unit next to nothing
+        (0.75, {"code_nats": 1.6}, 0),
+    ],
 )
-def test_codes_that_are_drawn_from_the_prior(informative, found):
-    run = run_with(**{"code_informative": informative, "layer_of/code_informative": 0})
+def test_codes_that_are_drawn_from_the_prior(informative, told, found):
+    run = run_with(**{"code_informative": informative, "layer_of/code_informative": 0, **told})
     assert len(posterior_collapse(run)) == found
 
 

@@ -35,9 +35,9 @@ def logits_bounded(
     it, as if all stood at an end; and the loss is more than `times` what a model that is as often right and knows how
     often would have, and more than that by `unsure` nats. Such a model has the entropy of being right, and at most
     log(C - 1) for each of the others. Of targets that name each class once (rows that are told from each other, whose
-    temperature is chosen) only logits that end `cosines` apart are judged, as those of cosines do that nothing divides:
-    of them most are not right, or the loss is `sure` nats above such a model's; or less than `multiplied` apart, as
-    those do that a temperature multiplies. Not judged: parts that train against each other.
+    temperature is chosen) only logits are judged that end `cosines` apart, as those of cosines do that nothing divides,
+    where most are not right; no further apart than that, where the loss is `sure` nats above such a model's; or less
+    than `multiplied` apart, as those do that a temperature multiplies. Not judged: parts that train against each other.
     Source: the definition of cross-entropy; Wang et al., arXiv:1704.06369, proposition 2 (the least loss that cosines
     can have); Guo et al., arXiv:1706.04599, section 2, on confidence.
     """
@@ -52,7 +52,7 @@ def logits_bounded(
     rests = 1 / still < widest / most[before].max() < still and np.median(usual[late]) > piled * widest
     is_unsure = ended > times * calibrated and ended - calibrated > unsure
     if np.median(share * targets) < 1.5:
-        is_unsure = cosines[0] < widest < cosines[1] and (is_right < 0.5 or ended - calibrated > sure)
+        is_unsure = widest < cosines[1] and (ended - calibrated > sure or (widest > cosines[0] and is_right < 0.5))
         is_unsure |= widest < multiplied and is_right > 4 / classes
     if not (rests and least > held * ended and is_unsure):
         return []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from gradwatch.analysis.rules.finding import Finding, either, whole_run
 from gradwatch.analysis.rules.sampled_losses import layer_at, sampled
 from gradwatch.analysis.rules.series import late_median
@@ -9,19 +11,25 @@ from gradwatch.formatting import percent
 from gradwatch.history import History
 
 
-def posterior_collapse(history: History, share: float = 0.02, least: int = 4, min_steps: int = 100) -> list[Finding]:
-    """Of the units of a code that is drawn no more than the `share` is drawn otherwise than from the prior. A warning.
+def posterior_collapse(
+    history: History, share: float = 0.02, little: float = 0.5, least: int = 4, min_steps: int = 100
+) -> list[Finding]:
+    """Of the units of a code that is drawn no more than the `share` is drawn otherwise than from the prior, or all of
+    them tell less than `little` nats of an example. A warning.
 
     In the last quarter of the samples, `least` at least, by the median: the variance of such a unit is that of the
-    prior, 1, within 5 % (`measure.posterior`), whatever the example.
+    prior, 1, within 5 % (`measure.posterior`), whatever the example. The healthy trainings of the tests tell 1.6 nats of
+    an example or more, as of five kinds.
     Source: Bowman et al., arXiv:1511.06349, section 3.1; Lucas et al., arXiv:1911.02469 (posterior collapse).
     """
     step, informative, places = sampled(history, "code_informative", "layer_of/code_informative")
     if len(step) < least or len(history) < min_steps:
         return []
-    rest = late_median(informative)
-    if rest > share:
+    rest, (_, nats) = late_median(informative), sampled(history, "code_nats")
+    told = late_median(nats) if len(nats) else math.inf
+    if rest > share and told > little:
         return []
+    also = f", and all together tell {told:.2g} nats of it" if rest > share else ""
     causes = (
         "the divergence outweighs the error, as where the one is a sum over the batch and the other a mean",
         "what reads the code does as well without it, from what else it is given",
@@ -31,9 +39,9 @@ def posterior_collapse(history: History, share: float = 0.02, least: int = 4, mi
             history,
             "posterior-collapse",
             layer_at(history, places[-1]),
-            {"code_informative": rest, "code_informative_at_most": float(informative.max())},
+            {"code_informative": rest, "code_informative_at_most": float(informative.max()), "code_nats": told},
             f"The code is drawn from the prior, whatever the example: of its units {percent(rest)} have a variance "
-            f"that is not 1. What is made of it knows nothing of the example. {either(causes)}",
+            f"that is not 1{also}. What is made of it knows next to nothing of the example. {either(causes)}",
             "Sum the error and the divergence over the same, the elements of an example, and take the mean over the "
             "examples of both; if they do, weigh the divergence less (0.1), or raise its weight from 0 on.",
             causes,

@@ -108,8 +108,12 @@ def next_word_of_agents_replies_of_many_lengths(folder, ill):
       cure="ask for the letter that comes next")  # fmt: skip
 def recipes_of_a_bakery_letter_by_letter(folder, ill):
     seeded(14808)
-    parts = (["knead", "fold", "rest", "bake", "cool"], ["rye", "wheat", "spelt", "oat", "sweet"],
-             ["dough", "loaf", "bun", "roll", "crust"], ["twice", "slowly", "overnight", "gently", "at", "once"])  # fmt: skip
+    parts = (
+        ["knead", "fold", "rest", "bake", "cool"],
+        ["rye", "wheat", "spelt", "oat", "sweet"],
+        ["dough", "loaf", "bun", "roll", "crust"],
+        ["twice", "slowly", "overnight", "gently", "at", "once"],
+    )
 
     def recipe(steps):
         choice = torch.randint(5, (steps, 4)).tolist()
