@@ -14,10 +14,19 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from gradwatch.measure import graph_signs, graph_values, loss_targets, padding, pairs, policy_entropy, posterior
+from gradwatch.measure import (
+    graph_signs,
+    graph_values,
+    loss_targets,
+    noise_targets,
+    padding,
+    pairs,
+    policy_entropy,
+    posterior,
+)
+from gradwatch.measure.aggregations import aggregations
 from gradwatch.measure.graph_nodes import (
     MOST_NODES,
-    PRODUCTS,
     RECURRENT,
     SAME_INPUT,
     SAME_NUMBERS,
@@ -38,6 +47,7 @@ from gradwatch.measure.graph_nodes import (
 )
 from gradwatch.measure.linear_chain import linear_chain, linear_pairs
 from gradwatch.measure.places import without_places
+from gradwatch.measure.self_attention import is_of_itself
 from gradwatch.measure.sequence_axes import wrong_axes
 from gradwatch.measure.views import reordered_from, reorders
 from gradwatch.table import IN_LOSS
@@ -46,11 +56,12 @@ MOST_ABOVE = 500  # of those above the first weights
 MOST_LOSSES = 4  # terms of a loss that are looked at
 MOST_PATHS, LONGEST_PATH, MOST_ROWS = 8, 24, 64
 # Nodes that are looked at: of the whole graph for a mask, and next to an operation for what stands below it.
-NEAR_MASK, NEAR_WEIGHTS, NEAR_SCORES, NEAR_LAYER, MOST_BETWEEN = 40, 30, 8, 60, 16
+NEAR_MASK, NEAR_WEIGHTS, NEAR_LAYER = 40, 30, 60
 
 _BATCH_NORMS = ("NativeBatchNorm", "CudnnBatchNorm", "MiopenBatchNorm", "BatchNormWithUpdate")  # of these rows alone
 _WITH_WEIGHTS = ("Addmm", "Convolution", *RECURRENT)
 _ARRANGE = ("Transpose", "Permute", "T")
+_OF_EACH = ("input", "aggregation")  # of which each layer has a row of its own
 
 
 class LossGraph:
@@ -96,7 +107,8 @@ class LossGraph:
             return loss_targets.seen(name, node, self._data(node), self._mask_of(node), is_averaged)
         of_numbers = (each for each in losses if each[0] in loss_targets.NUMBERS)
         found = (loss_targets.seen(name, node, self._data(node)) for name, node in of_numbers)
-        return loss_targets.largest([each for each in found if each])
+        largest = loss_targets.largest([each for each in found if each])
+        return largest | noise_targets.seen(node, self._nodes, self._own, self._is_given_data)
 
     def _data(self, loss: Node) -> list[Tensor]:
         """The first tables `[N, M]` of data that weights are given on the way to a loss: its targets may be in them."""
@@ -170,7 +182,7 @@ class LossGraph:
                 continue
             left[counted] -= 1
             if layer := self._below(node):
-                of_itself = name in graph_values.ATTENTIONS and self._is_of_itself(node)
+                of_itself = name in graph_values.ATTENTIONS and is_of_itself(node, self._own)
                 yield graph_values.Part(name, node, places[layer], ends, given, self._has_channels(node), of_itself)
 
     def _down(self, through_products: bool = False) -> Iterator[Node]:
@@ -210,27 +222,6 @@ class LossGraph:
                 return name_of(below) == "Convolution"
         return None
 
-    def _is_of_itself(self, node: Node) -> bool:
-        """Whether the queries and keys of an attention are made of the same thing, each by weights."""
-        fused = name_of(node).startswith("ScaledDotProduct")
-        scores = node if fused else next((n for n in islice(walk(node), NEAR_SCORES) if name_of(n) in PRODUCTS), None)
-        sources = [] if scores is None else [self._made_of(child) for child, _ in scores.next_functions[:2]]
-        return len(sources) == 2 and sources[0] is sources[1] is not None
-
-    def _made_of(self, node: Node | None) -> Node | None:
-        """What the next weights below are given, behind all that leaves its numbers as they are."""
-        for _ in range(MOST_BETWEEN):
-            if node is None:
-                break
-            given = graph_values.GIVEN.get(name_of(node))
-            if given is not None and self._own(node):
-                node = node.next_functions[given.place][0]
-                while node is not None and name_of(node) in SAME_INPUT:
-                    node = node.next_functions[0][0]
-                return node
-            node = next(iter(children(node)), None)
-        return None
-
     def described(self) -> list[dict[str, Any]]:
         """What it shows, a table each, told apart by `what`.
 
@@ -239,23 +230,23 @@ class LossGraph:
         `operation`, `dim` and `shape`. Of each `batch_norm` in training, its `shape`; of each `group_norm`, how many
         `numbers` it takes together. Of each `view` that puts axes into another order, also those of a batch, the shape
         it is `of` and its own. Of each `input`, an operation with weights that is given a batch, its `operation`; not
-        of weights that others give something, too, as a recurrence's. Of layers with nothing that bends between them,
-        all of a model or two that follow one another, their names (`linear`).
+        of weights that others give something, too, as a recurrence's. Of each `aggregation` of rows its `operation`. Of
+        layers with nothing that bends between them, all of a model or two in a row, their names (`linear`).
         """
         found = [*self._paths(), *(row for node in self._nodes for row in self._of_node(node))]
         with_weights = (node for node in self._nodes if name_of(node) in graph_values.GIVEN)
         inner = {self._own(node) for node in with_weights if not self._is_given_data(node)}
         found = [row for row in found if row["what"] != "input" or row["layer"] not in inner]
         axes = [("sequence", *each) for each in wrong_axes(self._nodes, {*islice(self._down(), MOST_NODES)})]
-        places = [("unplaced", *each) for each in without_places(self._nodes)]
-        for what, met, made in (*axes, *places):
+        rows = [("aggregation", *each) for each in aggregations(self._nodes)]
+        for what, met, made in (*axes, *(("unplaced", *each) for each in without_places(self._nodes)), *rows):
             seen = {"what": what, "operation": name_of(met), "shape": text_of(shape_of(made))}
             found.append(seen | {"layer": self._below(made)})
         chain = linear_chain(self._nodes, self._own, self._is_given_data)
         pairs = [chain] if chain else linear_pairs(self._nodes, self._own)
         found += [{"what": "linear", "layers": " ".join(each), "layer": each[0]} for each in pairs]
         kinds = {
-            tuple(row[key] for key in row if key != "layer" or row["what"] == "input"): row for row in reversed(found)
+            tuple(row[key] for key in row if key != "layer" or row["what"] in _OF_EACH): row for row in reversed(found)
         }
         return [*reversed(kinds.values())][:MOST_ROWS]
 

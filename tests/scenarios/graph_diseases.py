@@ -1,5 +1,7 @@
 """Set-ups that are put together wrongly between the weights and the loss, each beside its healthy twin."""
 
+from itertools import pairwise
+
 import torch
 from diseases import dense
 from nets import ALPHABET, SEED, batches, mlp, pieces, predict
@@ -100,3 +102,45 @@ def viewed_for_transposed(folder, sick=True, steps=200):
     torch.manual_seed(SEED[0])
     net = Reader(len(ALPHABET), sick)
     return fit(folder, net, optim.Adam(net.parameters(), 0.01), predict(net, pieces()), steps)
+
+
+class Hearsay(nn.Module):
+    """Layers of a graph network: what each node says is the mean of what its neighbours give out (Kipf & Welling)."""
+
+    def __init__(self, near, sizes):
+        super().__init__()
+        self.near = near
+        self.layers = nn.ModuleList(nn.Linear(*each) for each in pairwise(sizes))
+
+    def forward(self, x):
+        for layer in self.layers[:-1]:
+            x = (self.near @ layer(x)).relu()
+        return self.near @ self.layers[-1](x)
+
+
+def heard_too_often(folder, sick=True, steps=120):
+    """A graph network of sixteen layers (the twin: of two)."""
+    torch.manual_seed(SEED[0])
+    kind = torch.randint(4, (200,))
+    linked = (torch.rand(200, 200) < torch.where(kind[:, None] == kind, 0.12, 0.02)).float().triu(1)
+    linked = linked + linked.T + torch.eye(200)
+    x = 0.7 * torch.randn(4, 16)[kind] + torch.randn(200, 16)
+    net = Hearsay(linked / linked.sum(1, keepdim=True), [16, *[32] * (15 if sick else 1), 4])
+    return fit(folder, net, optim.Adam(net.parameters(), 0.003), lambda step: F.cross_entropy(net(x), kind), steps)
+
+
+def not_told_how_much_noise(folder, sick=True, steps=300):
+    """A denoiser of points around two centres that is not given the level of the noise (the twin: it is)."""
+    torch.manual_seed(SEED[0])
+    net = dense([2 if sick else 3, 64, 64, 2])
+    levels = torch.logspace(-1.3, 0.3, 10)
+    draw = torch.Generator().manual_seed(SEED[0])
+
+    def loss_of(step):
+        centre = 2.0 * torch.randint(2, (128, 1), generator=draw) - 1
+        level = levels[torch.randint(10, (128,), generator=draw)][:, None]
+        noise = torch.randn(128, 2, generator=draw)
+        point = centre + 0.05 * torch.randn(128, 2, generator=draw) + level * noise
+        return F.mse_loss(net(point if sick else torch.cat([point, level.log()], 1)), noise)
+
+    return fit(folder, net, optim.Adam(net.parameters(), 0.003), loss_of, steps)

@@ -2,6 +2,7 @@
 
 import inspect
 
+import graph_diseases as g
 import pytest
 import step_diseases as s
 import target_diseases as t
@@ -30,6 +31,8 @@ from gradwatch.analysis.rules import diagnose
         (t.read_behind_padding, "padding-read-as-data", "by then it has gone through padding"),
         (t.looks_at_padding, "mask-inverted", "it is the wrong way round"),
         (t.told_no_places, "positions-missing", "nothing tells it where each of them stands"),
+        (g.heard_too_often, "over-smoothing", "Each row is given a sum of its neighbours' 16 times in a row"),
+        (g.not_told_how_much_noise, "conditioning-missing", "and the model is given nothing else"),
         (t.read_ahead, "future-seen", "of its weight to later tokens"),
         (t.far_codes, "codebook-collapse", "Of the rows of this table"),
         (t.summed_divergence, "posterior-collapse", "The code is drawn from the prior, whatever the example"),

@@ -205,7 +205,6 @@ WANTED = {  # what no finding is called yet, and an expert would say
     "outputs-never-negative",
     "outputs-not-scaled",
     "outputs-too-large",
-    "over-smoothing",
     "parameters-not-in-the-optimizer",
     "penalty-over-the-wrong-axis",
     "penalty-per-element",

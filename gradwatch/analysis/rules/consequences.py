@@ -14,8 +14,9 @@ _UNCLIPPED = _MISMADE | {"double-clip"}
 _HARDLY_APART = {"update-too-small", "vanishing", "logits-bounded", "stale-second-moment"}  # what the loss is given
 _NAMED: dict[str, set[str]] = {
     **dict.fromkeys(("shapes-broadcast", "softmax-over-the-batch", "norm-over-too-few", "axes-mixed"), _MISMADE),
+    "over-smoothing": _MISMADE | {"weights-shrink", "bad-initialisation"},
     "mask-inverted": _MISMADE | {"positions-missing"},  # of words that it hides
-    **dict.fromkeys(("padding-read-as-data", "positions-missing"), _MISMADE),
+    **dict.fromkeys(("padding-read-as-data", "positions-missing", "conditioning-missing"), _MISMADE),
     "dropout-too-strong": _MISMADE | {"bad-initialisation"},
     "accumulation-not-averaged": _CAME_APART,
     "accumulation-wiped": _MISMADE | {"data-not-shuffled"},  # what is left is the last of its micro-batches

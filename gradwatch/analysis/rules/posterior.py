@@ -18,8 +18,8 @@ def posterior_collapse(
     them tell less than `little` nats of an example. A warning.
 
     In the last quarter of the samples, `least` at least, by the median: the variance of such a unit is that of the
-    prior, 1, within 5 % (`measure.posterior`), whatever the example. The healthy trainings of the tests tell 1.6 nats of
-    an example or more, as of five kinds.
+    prior, 1, within 5 % (`measure.posterior`), whatever the example. Those of healthy trainings of the tests tell 1.6
+    nats or more.
     Source: Bowman et al., arXiv:1511.06349, section 3.1; Lucas et al., arXiv:1911.02469 (posterior collapse).
     """
     step, informative, places = sampled(history, "code_informative", "layer_of/code_informative")

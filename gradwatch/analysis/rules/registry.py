@@ -31,6 +31,7 @@ from gradwatch.analysis.rules.clipping import (
     policy_never_acts,
 )
 from gradwatch.analysis.rules.codebook import codebook_collapse
+from gradwatch.analysis.rules.conditioning import conditioning_missing
 from gradwatch.analysis.rules.dead_layers import dead_layer
 from gradwatch.analysis.rules.depth import imbalance
 from gradwatch.analysis.rules.double_clip import double_clip
@@ -68,6 +69,7 @@ from gradwatch.analysis.rules.number_targets import targets_not_normalised, targ
 from gradwatch.analysis.rules.open_choices import entropy_too_strong
 from gradwatch.analysis.rules.optimizer_state import optimizer_state_lost
 from gradwatch.analysis.rules.outputs import activation_on_logits, softmax_twice
+from gradwatch.analysis.rules.over_smoothing import over_smoothing
 from gradwatch.analysis.rules.overfitting import overfitting
 from gradwatch.analysis.rules.padding import mask_inverted, padding_read_as_data, positions_missing
 from gradwatch.analysis.rules.pairs import representation_collapse, views_identical
@@ -99,7 +101,7 @@ RULES: tuple[Rule, ...] = (
     generator_starves, weight_growth, weights_shrink, renorm_binds, spike, lr_too_high, softmax_twice, no_progress,
     labels_do_not_fit_inputs, activation_on_logits, accumulation_not_averaged,
     bad_initialisation, shapes_broadcast, softmax_over_the_batch, norm_over_too_few, axes_mixed, mask_inverted,
-    padding_read_as_data, positions_missing, dropout_too_strong,
+    padding_read_as_data, positions_missing, over_smoothing, conditioning_missing, dropout_too_strong,
     weight_decay_too_strong,
     labels_not_shifted, targets_out_of_range, padding_in_loss, targets_not_normalised, data_not_shuffled,
     class_imbalance, accumulation_wiped, logits_bounded, future_seen, codebook_collapse, posterior_collapse,
