@@ -166,24 +166,27 @@ def _norms(
         return torch._foreach_norm(tensors, p, dtype=dtype)
     rest = [t for k, t in enumerate(tensors) if k not in wide]
     norms = iter(torch._foreach_norm(rest, p, dtype=dtype) if rest else ())
-    each = {k: _row_norms(tensors[k], p, dtype) for k in wide}
+    each = {k: _row_norms(table, p, dtype) for k, table in wide.items()}
     if rows is not None:
         rows.update({index[k]: norm for k, norm in each.items() if index[k] in layout.first_rows})
     return [torch.linalg.vector_norm(each[k], p) if k in wide else next(norms) for k in range(len(tensors))]
 
 
-def _by_rows(layout: Layout, group: Group) -> list[int]:
-    """Which tensors of a group are measured row by row."""
-    tensors, index = group
-    return [
-        k
-        for k, i in enumerate(index)
-        if (i in layout.first_rows and tensors[k].dim() > 1) or (i in layout.wide and tensors[k].is_contiguous())
-    ]
+def _by_rows(layout: Layout, group: Group) -> dict[int, Tensor]:
+    """Which tensors of a group are measured row by row, each as a table: of its own rows where these are looked at,
+    else of those of its `row_length`.
+    """
+    found = {}
+    for k, (tensor, i) in enumerate(zip(*group, strict=True)):
+        if i in layout.first_rows and tensor.dim() > 1:
+            found[k] = tensor.flatten(1)
+        elif i in layout.wide and tensor.is_contiguous():
+            found[k] = tensor.view(-1, layout.wide[i])
+    return found
 
 
-def _row_norms(tensor: Tensor, p: float, dtype: torch.dtype | None) -> Tensor:
-    found: Tensor = torch.linalg.vector_norm(tensor.flatten(1), p, dim=1, dtype=dtype)
+def _row_norms(table: Tensor, p: float, dtype: torch.dtype | None) -> Tensor:
+    found: Tensor = torch.linalg.vector_norm(table, p, dim=1, dtype=dtype)
     return found
 
 
@@ -191,7 +194,7 @@ def _norms_of_rows(layout: Layout, group: Group, rows: dict[int, Tensor]) -> Non
     """Of the layers of a group whose rows are looked at."""
     for tensor, i in zip(*group, strict=True):
         if i in layout.first_rows and tensor.dim() > 1:
-            rows[i] = _row_norms(tensor, 2.0, _accumulate(tensor.dtype))
+            rows[i] = _row_norms(tensor.flatten(1), 2.0, _accumulate(tensor.dtype))
 
 
 def _accumulate(dtype: torch.dtype) -> torch.dtype | None:

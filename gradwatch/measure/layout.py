@@ -18,14 +18,13 @@ from gradwatch.measure.distributed import Sharding, Spread, is_sharded, local
 from gradwatch.measure.exact import exact_dtype
 from gradwatch.measure.multi_tensor import MultiTensor, multi_tensor
 from gradwatch.measure.pipeline import Stages
+from gradwatch.measure.row_length import row_length
 from gradwatch.measure.rows import first_rows
 from gradwatch.measure.slices import Cut, Split, cuts
 from gradwatch.measure.small_tensors import SmallTensors, small_tensors
 
 T = TypeVar("T")
 SAMPLE = 4096  # elements of a layer that the update ratio looks at
-WIDE, WIDE_ROW = 2**15, 64  # elements from which a second thread pays, and of a row
-SUM_IN_ROWS = 2**17  # elements from which one thread takes rows too, for the digits: 4e-6 is what it forgoes below
 
 
 class Layout:
@@ -72,9 +71,9 @@ class Layout:
         self.dtypes = {p.dtype for p in self.params}
         self.has_complex = any(dtype.is_complex for dtype in self.dtypes)
         parts = self._parts()
-        self.wide = frozenset(i for i, part in enumerate(parts) if is_wide(part))
+        self.wide = {i: length for i, part in enumerate(parts) if (length := row_length(part))}
         self.first_rows = first_rows(self, rows) if rows else {}
-        self.by_rows = self.wide | {*self.first_rows}  # whose norms are taken row by row
+        self.by_rows = {*self.wide, *self.first_rows}  # whose norms are taken row by row
         self.has_empty = not all(part.numel() for part in parts)
         # Slices whose elements do not lie side by side: torch takes them, and a list with one of them, one by one
         along = self._each([None] * len(whole), lambda _, cut: [(cut.dim, cut.is_index)] * len(cut.lengths))
@@ -300,16 +299,6 @@ def share(changed: Tensor, device: torch.device) -> Tensor:
     if changed.dtype is torch.bool:
         changed = changed.sum(dtype=torch.float32) / max(changed.numel(), 1)
     return changed.to(device, torch.float32)
-
-
-def is_wide(tensor: Tensor) -> bool:
-    """Whether the norm of the whole tensor is better taken row by row.
-
-    On a CPU torch's own takes one thread, and adds up in float32 from end to end: 1 % low at 16 million equal elements.
-    """
-    threads = torch.get_num_threads()
-    enough = tensor.numel() >= (WIDE if threads > 1 else SUM_IN_ROWS)
-    return enough and tensor.device.type == "cpu" and tensor.dim() > 1 and tensor[0].numel() >= WIDE_ROW
 
 
 @lru_cache(maxsize=4096)
