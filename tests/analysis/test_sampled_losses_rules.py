@@ -946,3 +946,23 @@ def test_a_loss_that_chooses_among_ever_more_may_rise(choices, found):
     history = replace(history, run=replace(history.run, status="FINISHED"))
     assert [f.severity for f in lr_too_high(history)] == ["warning" if found else "note"]
     assert len(no_progress(history)) == found
+
+
+@pytest.mark.parametrize(
+    ("trained", "other", "found"),
+    [
+        ((0.5, 0.7), (0.68, 0.63), True),
+        ((0.5, 0.7), (0.68, 0.68), False),  # nothing is lost: a dropout, or an augmentation
+        ((0.5, 0.52), (0.68, 0.63), False),  # it stays below: nothing is learnt by heart
+        ((0.65, 0.9), (0.68, 0.63), False),  # the training data were right as often
+    ],
+)
+def test_labels_that_are_wrong_in_part(trained, other, found):
+    steps = np.arange(240)
+    late = np.clip((steps - 120) / 80, 0, 1)
+    accuracy, there = (early + (last - early) * late for early, last in (trained, other))
+    run = run_with()
+    measured = {"accuracy": accuracy, "val_accuracy": np.where(steps % 20, np.nan, there)}
+    history = changed(run, per_step={**run.per_step, **measured})
+    said = labels_do_not_fit_inputs(history)
+    assert [f.alternatives != () for f in said] == [True] * found

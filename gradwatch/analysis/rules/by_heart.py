@@ -10,9 +10,10 @@ import numpy as np
 from gradwatch.analysis.clips import incoming
 from gradwatch.analysis.rules.facts import USUAL_RATIO, is_adaptive, middle
 from gradwatch.analysis.rules.finding import Finding, either, whole_run
-from gradwatch.analysis.rules.held_out import held_out_progress, learns
+from gradwatch.analysis.rules.held_out import held_out, held_out_progress, learns
 from gradwatch.analysis.rules.layer_facts import largest_ratio
-from gradwatch.analysis.rules.progress import can_be_judged, progress, reaches_its_goal
+from gradwatch.analysis.rules.losses import has_rivals
+from gradwatch.analysis.rules.progress import ACCURACY, can_be_judged, progress, reaches_its_goal
 from gradwatch.analysis.rules.sampled_losses import LEAST_SAMPLES, of_what, sampled, share_explained
 from gradwatch.analysis.rules.series import late_median
 from gradwatch.formatting import percent
@@ -41,9 +42,13 @@ def labels_do_not_fit_inputs(
     where what is measured on other data never got better by the share `elsewhere`, and twice `nothing` is explained);
     where one of other data did, or the model `learns` something of them, there is none. What examples have in common is
     learnt soon, and its gradient fades; what each asks for by itself pulls another way in each batch.
+    It is said as well of training data that are right less often than others and are learnt at their cost
+    (`_right_elsewhere`).
     Source: Zhang et al. (2017), arXiv:1611.03530: labels that are drawn by lot are learnt too, only later; Chatterjee
     (2020), arXiv:2002.10657: their gradients do not add up over the examples.
     """
+    if found := _right_elsewhere(history):
+        return found
     share = share_explained(history)
     if len(share) < LEAST_SAMPLES + 2 or not can_be_judged(history, min_steps, running):
         return []
@@ -92,6 +97,54 @@ def labels_do_not_fit_inputs(
     ]
 
 
+def _right_elsewhere(
+    history: History, least: int = 6, more: float = 0.06, lost: float = 0.025, closer: float = 0.05, width: int = 8
+) -> list[Finding]:
+    """An accuracy of other data, measured `least` times or more, was above that of the training data by `more` in the
+    first half of the run, by the median, ended `closer` to it, and `lost` some of what it had.
+
+    What a dropout or an augmentation takes from the one keeps it below the other, which loses nothing by it: labels
+    that are wrong are learnt by heart, after what is right, and at its cost.
+    Source: Arpit et al. (2017), arXiv:1706.05394, section 4 (what examples share is learnt before the noise).
+    """
+    names = [name for name in history.logged if ACCURACY.search(name)]
+    trained = [name for name in names if not HELD_OUT.search(name)]
+    if len(trained) != 1 or has_rivals(history):
+        return []
+    values = history.total(trained[0])
+    for name, sign, rows, worse in held_out(history, least):
+        if name not in names or sign > 0:
+            continue
+        other = -worse
+        beside = [float(np.nanmedian(values[max(0, row - width) : row + width + 1])) for row in rows]
+        above = other - np.array(beside)
+        early, late = float(np.median(above[1 : len(above) // 2 + 1])), late_median(above)
+        best = float(np.median(np.lib.stride_tricks.sliding_window_view(other, 3), axis=1).max())
+        ended = late_median(other)
+        if early > more and early - late > closer and best - ended > lost:
+            return [_wrong_in_part(history, trained[0], name, early, best, ended)]
+    return []
+
+
+def _wrong_in_part(history: History, trained: str, name: str, early: float, best: float, ended: float) -> Finding:
+    return whole_run(
+        history,
+        "labels-do-not-fit-inputs",
+        (),
+        {"metric": name, "above_the_training_data": early, "best": best, "ended": ended},
+        f"In the first half of the run {name} was {early:.2g} above {trained}, and then fell from {best:.3g} to "
+        f"{ended:.3g} as {trained} came near: what the training data ask for beyond that holds of them alone. "
+        f"{either(_WRONG)}",
+        "Look at the training examples whose loss is highest at the step where the other data are best, each as the "
+        "loss is given it, input beside target. Until they are mended keep the weights from there.",
+        _WRONG,
+    )
+
+
+_WRONG = (
+    "part of the training labels are wrong, or an augmentation changes what is asked for and the target not",
+    "the training data are harder than the others, and few",
+)
 _APART = (
     "inputs and targets are not of the same examples, or an augmentation changes what is asked for and the target not",
     "what joins them is hard to find, and the run short for it",
