@@ -13,8 +13,9 @@ is recorded, as their authors think, paired with tasks by lot; `searched`, of ea
 first thread with a cause that a search gave, whatever stood in a group before; `taught`, drawn by lot from all mistakes
 that published guides warn of; `closed`, drawn by lot from causes that were found in closed issues of many libraries;
 and, the latest, `listed`, `recalled`, `remembered`, `known`, `familiar`, `everyday`, `usual`, `regular`, `habitual`,
-`ordinary`, `routine`, `standard`, `general`, `prevalent`, `frequent` and `customary`, drawn by lot from 40 mistakes
-each that their authors had listed from memory. The next have to be written first. `unseen.every` imports every one.
+`ordinary`, `routine`, `standard`, `general`, `prevalent`, `frequent`, `customary` and `workaday`, drawn by lot from 40
+mistakes each that their authors had listed from memory. The next have to be
+written first. `unseen.every` imports every one.
 
 Of `prevalent` the authors saw, as they first tried their trainings, what gradwatch said on stderr of the first versions
 of 29 of the 36 sick ones (all but one's seven). What an expert would say had been written by then, and was not changed
@@ -131,7 +132,7 @@ UNNAMED = (
     "brought", "raised", "gathered", "collected", "picked", "noted", "traced", "shared", "quoted", "pooled", "searched",
     "taught", "closed", "listed", "recalled", "remembered", "known", "familiar",
     "everyday", "usual", "regular", "habitual", "ordinary", "routine", "standard",
-    "general", "prevalent", "frequent", "customary",
+    "general", "prevalent", "frequent", "customary", "workaday",
 )  # fmt: skip
 
 
