@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
+from gradwatch.table import IN_LOSS
+
 _WRAPPED = ("module", "_orig_mod", "_fsdp_wrapped_module")  # what DistributedDataParallel and others call a model
 
 
@@ -19,6 +21,7 @@ class BatchNorm(NamedTuple):
     name: str
     momentum: float
     mean: Tensor
+    batches: Tensor | None  # how many it was given in training mode
 
 
 def batch_norms(model: nn.Module) -> Iterator[BatchNorm]:
@@ -27,7 +30,7 @@ def batch_norms(model: nn.Module) -> Iterator[BatchNorm]:
         if not isinstance(norm, _BatchNorm) or norm.running_mean is None:
             continue
         if isinstance(norm.momentum, int | float) and math.isfinite(norm.momentum):
-            yield BatchNorm(name, float(norm.momentum), norm.running_mean)
+            yield BatchNorm(name, float(norm.momentum), norm.running_mean, norm.num_batches_tracked)
 
 
 def dropouts(model: nn.Module) -> Iterator[tuple[str, float]]:
@@ -58,3 +61,8 @@ class Mode:
     def at_first(self) -> dict[str, Any]:
         """Before the first step: `norm_mean`, the largest running mean of the first batch norm; 0 before any batch."""
         return {} if self._norm is None else {"norm_mean": self._norm.mean.detach().abs().amax()}
+
+    def now(self) -> dict[str, Any]:
+        """In a step: `in_loss/norm_batches`, how many batches the first batch norm was given in training mode."""
+        batches = None if self._norm is None else self._norm.batches
+        return {} if batches is None else {f"{IN_LOSS}norm_batches": batches.detach().float()}

@@ -81,6 +81,8 @@ def _looked_up(stepper: Stepper, step: Step) -> tuple[Now, dict[str, Any]]:
         rescaled = bool(step.clips.applied) or step.scaler is not None
         clips = sum(all(clip.layers) for clip in step.clips.applied)
         values.update(inside.loss_targets.take(stepper.lane(step), own, rescaled, clips))
+        with looking.at("norm_batches"):
+            values.update({} if inside.mode is None else inside.mode.now())
     if inside.mode is not None and not inside.mode.model.training:
         values["eval_mode"] = 1.0
     if stepper.settings.lost_state(step.optimizers[0]):

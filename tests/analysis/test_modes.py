@@ -5,7 +5,7 @@ import pytest
 from make_run import changed, make_history
 
 from gradwatch.analysis.rules import diagnose
-from gradwatch.analysis.rules.modes import left_in_eval, norm_statistics
+from gradwatch.analysis.rules.modes import left_in_eval, norm_statistics, validation_in_train_mode
 
 STEPS = 300
 ROW = np.arange(STEPS)
@@ -73,3 +73,21 @@ def test_a_momentum_says_how_many_batches_the_statistics_are_of(momentum, mean, 
     assert [f.severity for f in found] == (["warning"] if words else [])
     assert all(words in f.cause for f in found)
     assert norm_statistics(run(**{**NORM, "batch_norms": {"norm": momentum}}, **in_eval(ROW > 5, mean))) == []
+
+
+@pytest.mark.parametrize(
+    ("of_each_step", "of_each_measurement", "besides", "found"),
+    [
+        (1, 1, 0, True),
+        (4, 3, 0, True),  # micro-batches; a validation of three batches
+        (1, 0, 0, False),  # in eval mode
+        (1, 1, 7, False),  # elsewhere too: a generator that makes examples for its judge
+        (0, 1, 0, False),  # in eval mode in the steps themselves
+    ],
+)
+def test_batches_of_other_data_in_training_mode(of_each_step, of_each_measurement, besides, found):
+    others = ROW % 25 == 0
+    batches = np.cumsum(of_each_step + of_each_measurement * others + (ROW % besides == 1 if besides else 0))
+    looked = np.where(ROW % 5 == 2, batches, np.nan)
+    history = run(**NORM, **{"in_loss/norm_batches": looked, "val_loss": np.where(others, 1.0, np.nan)})
+    assert [f.evidence["of_each_step"] for f in validation_in_train_mode(history)] == [of_each_step] * found

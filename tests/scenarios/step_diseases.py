@@ -522,6 +522,23 @@ def left_in_eval_mode(folder, sick=True):
     return fit(folder, net, optim.SGD(net.parameters(), 0.1), loss_of, 150)
 
 
+def validated_in_training_mode(folder, sick=True):
+    """Other digits are measured every 20 steps, with the batch norm in training mode (the twin: in eval mode)."""
+    net = normed()
+    (x, y), trained = all_digits(), classify(net, batches())
+
+    def loss_of(step):
+        if step % 20:
+            return trained(step)
+        net.train(sick)
+        with torch.no_grad():
+            other = F.cross_entropy(net(x[1400:]), y[1400:])
+        net.train()
+        return trained(step), {"val_loss": float(other)}
+
+    return fit(folder, net, optim.SGD(net.parameters(), 0.1), loss_of, 200)
+
+
 def average_of_one_batch(folder, sick=True):
     """A batch norm whose momentum is 0.9, as TensorFlow means it (the twin: 0.1)."""
     net = normed(0.9 if sick else 0.1)

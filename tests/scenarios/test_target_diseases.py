@@ -58,6 +58,11 @@ from gradwatch.analysis.rules import diagnose
         (t.head_that_climbs, "wrong-sign", "Param group 1 has maximize=True"),
         (t.prices, "targets-not-normalised", "The targets are 39"),
         (s.maker_that_moves_its_judge, "optimizer-holds-both-networks", "The optimizer of G also holds 4 layers of D"),
+        (
+            s.validated_in_training_mode,
+            "validation-in-train-mode",
+            "the batch norms were given 9 batches in training mode",
+        ),
         (s.loaded_back, "weights-reset", "most of what was learnt since the last time is gone"),
         (s.clipped_before, "clip-without-gradient", "The loop's clip to 0.1 comes before backward()"),
         (s.clipped_late, "clip-after-step", "The loop's clip to 0.1 comes behind optimizer.step()"),

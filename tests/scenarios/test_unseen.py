@@ -305,7 +305,6 @@ WANTED = {  # what no finding is called yet, and an expert would say
     "update-rounds-away",
     "updates-lost-to-rounding",
     "updates-rounded-away",
-    "validation-in-train-mode",
     "value-not-detached",
     "value-outweighs-policy",
     "warmup-compounded",

@@ -98,10 +98,10 @@ def labels_do_not_fit_inputs(
 
 
 def _right_elsewhere(
-    history: History, least: int = 6, more: float = 0.06, lost: float = 0.025, closer: float = 0.05, width: int = 8
+    history: History, least: int = 6, more: float = 0.06, lost: float = 0.025, learnt: float = 0.05, width: int = 8
 ) -> list[Finding]:
     """An accuracy of other data, measured `least` times or more, was above that of the training data by `more` in the
-    first half of the run, by the median, ended `closer` to it, and `lost` some of what it had.
+    first half of the run, by the median, and `lost` some of what it had, while the training data `learnt` so much more.
 
     What a dropout or an augmentation takes from the one keeps it below the other, which loses nothing by it: labels
     that are wrong are learnt by heart, after what is right, and at its cost.
@@ -116,12 +116,12 @@ def _right_elsewhere(
         if name not in names or sign > 0:
             continue
         other = -worse
-        beside = [float(np.nanmedian(values[max(0, row - width) : row + width + 1])) for row in rows]
-        above = other - np.array(beside)
-        early, late = float(np.median(above[1 : len(above) // 2 + 1])), late_median(above)
+        beside = np.array([np.nanmedian(values[max(0, row - width) : row + width + 1]) for row in rows])
+        half = slice(1, len(rows) // 2 + 1)
+        early, rose = float(np.median((other - beside)[half])), late_median(beside) - float(np.median(beside[half]))
         best = float(np.median(np.lib.stride_tricks.sliding_window_view(other, 3), axis=1).max())
         ended = late_median(other)
-        if early > more and early - late > closer and best - ended > lost:
+        if early > more and rose > learnt and best - ended > lost:
             return [_wrong_in_part(history, trained[0], name, early, best, ended)]
     return []
 
@@ -133,7 +133,7 @@ def _wrong_in_part(history: History, trained: str, name: str, early: float, best
         (),
         {"metric": name, "above_the_training_data": early, "best": best, "ended": ended},
         f"In the first half of the run {name} was {early:.2g} above {trained}, and then fell from {best:.3g} to "
-        f"{ended:.3g} as {trained} came near: what the training data ask for beyond that holds of them alone. "
+        f"{ended:.3g} as {trained} rose: what the training data ask for beyond that holds of them alone. "
         f"{either(_WRONG)}",
         "Look at the training examples whose loss is highest at the step where the other data are best, each as the "
         "loss is given it, input beside target. Until they are mended keep the weights from there.",

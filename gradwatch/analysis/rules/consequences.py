@@ -39,6 +39,7 @@ _NAMED: dict[str, set[str]] = {
     | {"bad-initialisation", "scaled-gradients", "gradients-accumulate", "posterior-collapse"},
     "negative-loss": _CAME_APART | {"scaled-gradients", "gradients-accumulate"},
     "left-in-eval": _CAME_APART | {"overfitting"},
+    "validation-in-train-mode": {"overfitting"},
     "optimizer-state-lost": _CAME_APART,
     "schedule-too-short": _CAME_APART,
     "warmup-too-long": {"update-too-small", "weights-unchanged"},

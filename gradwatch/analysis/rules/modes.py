@@ -6,15 +6,17 @@ Legend: T recorded steps.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import pairwise
 
 import numpy as np
 
 from gradwatch.analysis.rules.facts import LEAST_STEPS
-from gradwatch.analysis.rules.finding import Finding, Severity, either, whole_run
-from gradwatch.analysis.rules.sampled_losses import inside
+from gradwatch.analysis.rules.finding import Evidence, Finding, Severity, either, whole_run
+from gradwatch.analysis.rules.sampled_losses import inside, sampled
 from gradwatch.analysis.rules.series import holds_from
 from gradwatch.formatting import setting_text
 from gradwatch.history import History
+from gradwatch.storage.logged_names import HELD_OUT
 
 _FRESH = "those of no data, 0 and 1"
 _OF_NORMS = "its batch norms divide by their running statistics, not by those of the batch"
@@ -60,6 +62,50 @@ _SWITCHED_OFF = (
     "model.eval() was called for an evaluation, and model.train() not after it",
     "the dropout is switched off for the rest on purpose",
 )
+
+
+def validation_in_train_mode(history: History, least: int = 4, looks: int = 8, each: float = 0.8) -> list[Finding]:
+    """Batch norms were given more batches in training mode than the steps account for, where other data were measured
+    and nowhere else. A warning.
+
+    Alarm: between most looks, `looks` of them or more, in which nothing was logged of other data, the first batch norm
+    was given the same whole number of batches for each step; and between the others more, together `each` of the
+    measurements of other data or more, which are `least`. Source: torch's documentation of `Module.eval`; what a batch
+    norm is given in training mode goes into its running statistics, and it divides by the batch's own.
+    """
+    at, batches = sampled(history, "norm_batches")
+    measured = np.any([np.isfinite(history.total(name)) for name in history.logged if HELD_OUT.search(name)], axis=0)
+    if len(at) < looks or np.ndim(measured) == 0 or not _norms(history):
+        return []
+    steps = np.diff(at)
+    rows = np.searchsorted(history.step, at)
+    # What is logged with a step may have been measured before its look or after it.
+    with_others = np.array([measured[first : last + 1].any() for first, last in pairwise(rows)])
+    quiet = ~with_others
+    if quiet.sum() < 3 or not with_others.any():
+        return []
+    of_each = np.diff(batches)[quiet] / steps[quiet]
+    times = round(float(np.median(of_each)))
+    if times < 1 or (of_each == times).mean() < 0.9:
+        return []
+    more = batches[-1] - batches[0] - times * (at[-1] - at[0])
+    number = int(measured[rows[0] : rows[-1] + 1].sum())
+    if number < least or more < each * number:
+        return []
+    evidence: Evidence = {"measurements": number, "batches": float(more), "of_each_step": times}
+    return [
+        whole_run(
+            history,
+            "validation-in-train-mode",
+            _gains(history, _norms(history)),
+            evidence,
+            f"Where other data were measured, {number} times, the batch norms were given {more:.0f} batches in "
+            "training mode: they were normalised by their own numbers, which went into the running ones, and any "
+            "dropout was on.",
+            "Call model.eval() before other data are measured, and model.train() after it; torch.no_grad() does "
+            "neither. What was measured until now is not what the model gives in use.",
+        )
+    ]
 
 
 def dropout_too_strong(history: History, most: float = 0.75) -> list[Finding]:

@@ -92,12 +92,18 @@ def rests(
 
 
 def _is_own_likelihood(history: History) -> bool:
-    """Whether a loss is minus something that no logarithm of torch's gives, as the graph shows: its floor is not known.
+    """Whether a loss is minus something that no logarithm of torch's gives, or a mean of what an exponential does, as
+    the graph shows: its floor is not known.
 
-    So is a partial likelihood (Cox 1972), whose least is far above 0.
+    So is a partial likelihood (Cox 1972), and that of counts (`poisson_nll_loss`) or of times, whose least is far from
+    0.
     """
     every = [[each.kind for each in path] for path, _ in paths(history)]
-    return any("Neg" in names[:3] and not any("Log" in name or "Nll" in name for name in names) for names in every)
+    own = [names for names in every if not any(word in name for name in names for word in _KNOWN_FLOORS)]
+    return any("Neg" in names[:3] or "Exp" in names[:5] for names in own)
+
+
+_KNOWN_FLOORS = ("Log", "Nll", "Loss", "Entropy")
 
 
 def stops(history: History, min_steps: int, running: int, much: float = 0.6, share: float = 0.125) -> list[Finding]:

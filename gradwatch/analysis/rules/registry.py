@@ -56,7 +56,7 @@ from gradwatch.analysis.rules.loss_targets import (
 )
 from gradwatch.analysis.rules.losses import has_rivals, over_tasks
 from gradwatch.analysis.rules.micro_batches import accumulation_not_averaged
-from gradwatch.analysis.rules.modes import dropout_too_strong, left_in_eval, norm_statistics
+from gradwatch.analysis.rules.modes import dropout_too_strong, left_in_eval, norm_statistics, validation_in_train_mode
 from gradwatch.analysis.rules.muon import clip_over_muon
 from gradwatch.analysis.rules.negative_loss import negative_loss
 from gradwatch.analysis.rules.no_activation import no_activation
@@ -108,7 +108,8 @@ RULES: tuple[Rule, ...] = (
     returns_not_normalised, policy_loss_trains_critic, labels_ignored, views_identical,
     representation_collapse, values_overestimated, target_network_stale, target_not_detached,
     wrong_sign, no_activation, weights_reset, entropy_too_strong, loss_terms_unbalanced,
-    inputs_not_normalised, negative_loss, left_in_eval, norm_statistics, dead_units, saturated,
+    inputs_not_normalised, negative_loss, left_in_eval, validation_in_train_mode, norm_statistics,
+    dead_units, saturated,
     optimizer_holds_both_networks, optimizer_state_lost, schedule_too_short, warmup_too_long,
     overfitting,
     attention_logits_grow, attention_collapsed, activation_outlier, expert_starved, stale_second_moment,

@@ -14,8 +14,8 @@ first thread with a cause that a search gave, whatever stood in a group before; 
 that published guides warn of; `closed`, drawn by lot from causes that were found in closed issues of many libraries;
 and, the latest, `listed`, `recalled`, `remembered`, `known`, `familiar`, `everyday`, `usual`, `regular`, `habitual`,
 `ordinary`, `routine`, `standard`, `general`, `prevalent`, `frequent`, `customary` and `workaday`, drawn by lot from 40
-mistakes each that their authors had listed from memory. The next have to be
-written first. `unseen.every` imports every one.
+mistakes each that their authors had listed from memory. The next have to be written first. `unseen.every` imports every
+one.
 
 Of `prevalent` the authors saw, as they first tried their trainings, what gradwatch said on stderr of the first versions
 of 29 of the 36 sick ones (all but one's seven). What an expert would say had been written by then, and was not changed

@@ -56,7 +56,8 @@ class Neighbours(nn.Module):
 
 
 # 28 of the list
-@sick("oversmoothing", "representation-collapse", where="the states of the nodes in the last layers, all steps",
+@sick("oversmoothing", "over-smoothing", "representation-collapse",
+      where="the states of the nodes in the last layers, all steps",
       cure="two layers")  # fmt: skip
 def subjects_of_library_books_that_cite_each_other(folder, ill):
     seeded(14607)

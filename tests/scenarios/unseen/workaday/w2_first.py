@@ -143,7 +143,8 @@ def breaking_strength_of_ring_spun_yarn(folder, ill):
 
 
 # 9 of the list
-@sick("eval-mode-missing", "evaluated-in-training-mode", "train-eval-mode", where="the validation, every 40th step",
+@sick("eval-mode-missing", "evaluated-in-training-mode", "train-eval-mode", "validation-in-train-mode",
+      where="the validation, every 40th step",
       cure="net.eval() before the validation and for use, net.train() after it")  # fmt: skip
 def which_lighthouse_it_is_from_its_flashes(folder, ill):
     seeded(14904)

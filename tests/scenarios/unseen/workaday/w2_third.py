@@ -243,7 +243,7 @@ def bearing_of_a_ship_from_eight_receivers(folder):
         heard, bearing = draw()
         return (1 - F.cosine_similarity(net(heard), bearing)).mean(), validate(step)
 
-    score = held_out(net, lambda: (1 - F.cosine_similarity(net(tx), ty)).mean())
+    score = held_out(net, lambda: 1 - F.cosine_similarity(net(tx), ty).mean())
     return fit(folder, net, optimizer, loss_of, 300, score=score)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 
 import torch
 from torch import nn
@@ -216,7 +217,7 @@ class Spread(nn.Module):
     def __init__(self, inside, width, outside, depth, mix):
         super().__init__()
         sizes = [inside, *[width] * (depth - 1), outside]
-        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in zip(sizes, sizes[1:], strict=False))
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(sizes))
         self.register_buffer("mix", mix)
 
     def forward(self, x):
