@@ -579,6 +579,7 @@ def test_minus_a_mean_of_probabilities_lacks_its_logarithm(loss, said):
     ("loss", "severity"),
     [
         (lambda: -(column()[:, 0] - column()[:, 0].logcumsumexp(0)).sum() / N, "note"),  # a partial likelihood
+        (lambda: F.poisson_nll_loss(column()[:, 0], REAL.abs()), "note"),  # of counts
         (lambda: -logits().log_softmax(1)[:, 0].mean(), "warning"),
         (lambda: (column()[:, 0] - REAL).square().mean(), "warning"),
     ],
