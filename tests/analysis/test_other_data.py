@@ -34,6 +34,8 @@ NOISE = 0.002 * RNG.standard_normal(12)
     [
         ("val_auc", 0.62 - 0.12 * FELL + NOISE, True),
         ("val_auc", 0.52 - 0.02 * FELL + NOISE, False),  # hardly anything
+        ("val_auc", 0.62 - 0.02 * FELL + NOISE, True),  # by chance it is a half
+        ("val_macro_score", 0.62 - 0.02 * FELL + NOISE, False),  # which of this is not known
         ("val_auc", 0.62 - 0.12 * FELL + 20 * NOISE, False),  # within what it moves
         ("val_auc", 0.5 + 0.12 * np.sin(np.arange(12) / 3.5), False),  # lost again
         ("train_auc", 0.62 - 0.12 * FELL + NOISE, False),

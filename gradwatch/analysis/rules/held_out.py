@@ -5,6 +5,8 @@ Legend: T recorded steps, N logged values of a scalar.
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterator
 
 import numpy as np
@@ -13,7 +15,7 @@ from numpy.typing import NDArray
 from gradwatch.analysis.groups import higher_is_better
 from gradwatch.analysis.rules.loss_graph import is_one_loss
 from gradwatch.analysis.rules.losses import has_rivals
-from gradwatch.analysis.rules.progress import Progress, went
+from gradwatch.analysis.rules.progress import ACCURACY, Progress, went
 from gradwatch.analysis.rules.sampled_losses import (
     LEAST_SAMPLES,
     in_the_beginning,
@@ -48,8 +50,8 @@ def learns(history: History, least: int = 5, sigmas: float = 8.0, share: float =
     """What shows that the model tells something of data that it is not trained on, in words; empty where nothing does.
 
     A loss that ended below what it is to know only how frequent each class is, or the mean (`_of_a_guess`), by `share`
-    of that; another metric that rose by `much`. Both by `sigmas` times what they move from value to value in the later
-    half, and no more than a quarter of it was lost again.
+    of that; another metric that rose by `much`, or is as much better than chance gives (`_by_chance`). Both by `sigmas`
+    times what they move from value to value in the later half, and no more than a quarter of it was lost again.
     """
     if has_rivals(history):
         return ""
@@ -58,7 +60,7 @@ def learns(history: History, least: int = 5, sigmas: float = 8.0, share: float =
         if is_loss(name):
             begun, enough = min(begun, _of_a_guess(history)), share * abs(begun)
         else:
-            enough = much
+            begun, enough = float(np.fmax(begun, sign * _by_chance(history, name))), much
         won = begun - ended
         if won > max(enough, sigmas * noise_of_one(worse[len(worse) // 2 :])) and ended - worse.min() < won / 4:
             return f"On other data {name} came from {sign * worse[0]:.4g} to {sign * ended:.4g}, and stays there"
@@ -104,6 +106,19 @@ def rises_alone(history: History, loss: Floats, row: int, least: int = 3, share:
         if rose > 0 and other < share * rose and worse[after].max() - np.median(worse[before]) < rose:
             return True
     return False
+
+
+def _by_chance(history: History, name: str) -> float:
+    """What an area under a curve is by chance, and an accuracy of whoever says the most frequent class, by the batches
+    that were looked at; NaN of anything else.
+    """
+    if _AREA.search(name):
+        return 0.5
+    _, share = sampled(history, "target_top_share")
+    return float(np.median(share)) if ACCURACY.search(name) and len(share) >= LEAST_SAMPLES else math.nan
+
+
+_AREA = re.compile(r"(^|[^a-z])(roc_?)?au(roc|c)($|[^a-z])", re.IGNORECASE)
 
 
 def _of_a_guess(history: History) -> float:
