@@ -128,7 +128,7 @@ class Rewind:
                 if watch._stepper.steps != steps:  # not between the batches that are accumulated for one
                     steps = watch._stepper.steps
                     self._snapshot(watch, tape, place)
-                tape.note(steps, place)
+                tape.forget(place) if watch.closed else tape.note(steps, place)
                 yield batch
                 if watch._live.cured_by is not cures:
                     raise WatchError(

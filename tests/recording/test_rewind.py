@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+import weakref
 from collections import deque
 from pathlib import Path
 from types import SimpleNamespace
@@ -396,6 +397,25 @@ def test_what_is_kept_is_bounded(tmp_path):
     assert [s.step for s in rewind._snapshots] == [90, 100]
     assert "2 in the host's memory" in training.watch.plan()
     training.end()
+
+
+def test_of_a_watch_that_is_closed_no_batch_is_kept(tmp_path):
+    model, optimizer, step = plain()
+    watching = watch(model, optimizer, tmp_path)
+    alive = []
+
+    def batches():
+        for each in DataLoader(Data(60), 16):
+            alive.append(weakref.ref(each["x"]))
+            yield each
+
+    for i, batch in enumerate(Rewind(model, optimizer)(batches())):
+        if i == 10:
+            watching.close()
+        step(batch)
+        if i == 59:
+            assert [ref() for ref in alive[11:50]] == [None] * 39
+    assert i == 59
 
 
 @pytest.mark.parametrize(
