@@ -33,7 +33,10 @@ class Tee:
     def write(self, text: str) -> int:
         """Write, then look at the lines that are complete."""
         written: int = self._stream.write(text)
-        *lines, self._line = re.split(r"[\r\n]", self._line[-LONGEST:] + text)
+        if "\n" not in text and "\r" not in text:  # a script may print dots for hours
+            self._line = (self._line + text)[-LONGEST:]
+            return written
+        *lines, self._line = re.split(r"[\r\n]", self._line + text)
         for line in lines:
             self._look(line)
         return written
