@@ -105,7 +105,8 @@ read once, was followed by one of three people for each group who had written ne
 nothing where nothing was said. They had the code before them to change it, and with it what its author thinks is wrong;
 that they were asked to leave aside. After `usual` the words of three cures were changed, for the three that helped a
 little; after `routine` those of `shapes-broadcast`, which turned the wrong one of two shapes and was followed by its
-sense (docs/measurements/advice_followed.json)."""
+sense; after `workaday` those for a frozen body, for masks, for values that grow and for a divergence that weighs much
+(docs/measurements/advice_followed.json)."""
 WORDS = ("helps", "a little", "nothing", "worse")
 Row = dict[str, Any]
 Results = dict[str, list[Row]]  # by training, a row for each seed

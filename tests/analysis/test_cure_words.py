@@ -113,7 +113,7 @@ def test_biases_that_let_nothing_through_are_what_layers_began_with(bias, rule):
     per_layer = {**history.per_layer, "grad_norm": norm, "weight_norm": size}
     (found,) = dead_layer(replace(changed(history, per_layer=per_layer), run=replace(history.run, layers=shapes)))
     assert found.rule == rule
-    assert ("biases began far from 0, those of `0` at 4.2" in found.cause) == (rule == "bad-initialisation")
+    assert ("biases began far from 0, those of `0` by 4.2" in found.cause) == (rule == "bad-initialisation")
 
 
 @pytest.mark.parametrize(("operations", "rule"), [("Mean Sub Addmm", "no-gradient"), ("Mean Relu Addmm", "dead-layer")])

@@ -23,11 +23,11 @@ def test_what_is_proven_is_so_by_laplaces_rule():
     assert expected_share("nonfinite") == (78 + 1) / (78 + 2)
     assert {rule for rule in TRACK_RECORD if is_proven(rule)} == {
         "accumulation-not-averaged", "activation-on-logits", "attention-collapsed", "axes-mixed",
-        "bad-initialisation", "clip-before-unscale", "future-seen", "gradients-accumulate", "inputs-not-normalised",
-        "left-in-eval", "mask-inverted", "nonfinite", "norm-over-too-few", "norm-statistics", "not-in-optimizer",
-        "optimizer-state-lost", "padding-in-loss", "policy-loss-trains-critic", "returns-not-normalised",
-        "schedule-too-short", "shapes-broadcast", "softmax-twice", "targets-not-normalised", "targets-out-of-range",
-        "update-too-small", "warmup-too-long", "weight-decay-too-strong", "weights-unchanged",
+        "bad-initialisation", "class-imbalance", "clip-before-unscale", "future-seen", "gradients-accumulate",
+        "inputs-not-normalised", "left-in-eval", "mask-inverted", "negative-loss", "nonfinite", "norm-over-too-few",
+        "norm-statistics", "not-in-optimizer", "optimizer-state-lost", "padding-in-loss", "policy-loss-trains-critic",
+        "returns-not-normalised", "schedule-too-short", "shapes-broadcast", "softmax-twice", "targets-not-normalised",
+        "targets-out-of-range", "update-too-small", "warmup-too-long", "weight-decay-too-strong", "weights-unchanged",
     }  # fmt: skip
     assert not is_proven("never-seen")
 

@@ -179,7 +179,7 @@ def test_units_that_are_dead_from_the_start(tmp_path):
     (found,) = diagnose(d.dying_relu(tmp_path, bias=-30.0))
     assert (found.rule, found.first_step, found.last_step) == ("bad-initialisation", 0, 119)
     assert found.layers == ("0.weight", "0.bias", "2.weight")
-    assert "biases began far from 0, those of `0` at 30" in found.cause
+    assert "biases began far from 0, those of `0` by 30" in found.cause
     assert found.evidence["since"] == "the start"
 
 

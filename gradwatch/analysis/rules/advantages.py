@@ -92,9 +92,9 @@ def values_overestimated(
             f"What is asked for grows with what the model says, from {asked[0]:.3g} to {asked[-1]:.3g}, and nothing "
             f"that was logged gets better. {either(_OVERESTIMATES)}",
             "Leave the value of the next state out where the episode is done: reward + gamma * (1 - done) * value. If "
-            "it is, let another network choose the action than the one that says its value (Double DQN), copy the "
-            "target network more rarely, and lower the learning rate. To see which: no value is to be above the "
-            "largest return that was seen.",
+            "it is, take that value from a copy of the network that is made anew every hundred steps or so (a target "
+            "network; where there is one, more rarely than now), let another network choose the action than the one "
+            "that says its value (Double DQN), and lower the learning rate to a third.",
             _OVERESTIMATES,
         )
     ]

@@ -77,7 +77,7 @@ def _far_biases(history: History, dead: Bools, far: float = 1.0) -> Why | None:
     here = pick(history, size > far)
     return Why(
         f"No gradient has ever reached these weights: biases began far from 0, those of `{here[0].rpartition('.')[0]}` "
-        f"at {size.max():.3g}, so that nothing comes through the activation behind them.",
+        f"by {size.max():.3g}, so that nothing comes through the activation behind them.",
         "Begin biases at 0, or as torch draws them. That of a rare class (the log of its odds) belongs to the last "
         "layer alone; an activation that leaks (LeakyReLU, GELU) comes back.",
         {"bias": float(size.max())},

@@ -86,6 +86,7 @@ def class_imbalance(
         if usual < 1 and not weight > more and any(_mean_end(end) < learnt * entropy_of_two(usual) for end in ends):
             return []
     by_its_accuracy = any(map(ACCURACY.search, history.logged))
+    masks = _OF_MASKS if _is_of_pixels(history) else ""
     also = f" The loss gives it {weight:.2g} times the weight of an average class as well." if weight > more else ""
     return [
         whole_run(
@@ -100,12 +101,17 @@ def class_imbalance(
             else "Give the rare classes their weight (one over their share): weight= of cross_entropy, pos_weight= of "
             "binary_cross_entropy_with_logits, or batches that hold as much of each class. Judge the model by the "
             "recall of each class, not by the loss or the accuracy over all. Where the probability of what is rare is "
-            "wanted (a click, a risk), leave the weights out, which make it too high, and judge its order: log an AUC.",
+            "wanted (a click, a risk), leave the weights out, which make it too high, and judge its order: log an AUC."
+            f"{masks}",
             severity="warning" if is_alone or also or by_its_accuracy or _is_of_pixels(history) else "note",
         )
     ]
 
 
+_OF_MASKS = (
+    " Where too much is marked then, weigh it less than that; a loss of the overlap beside it (Dice) weighs each mask "
+    "alike."
+)
 _OF_RARE = re.compile(r"(^|[^a-z])(auc|auroc|auprc|ap|f1|recall|mcc)($|[^a-z])", re.IGNORECASE)
 
 

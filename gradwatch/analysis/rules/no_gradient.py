@@ -174,8 +174,9 @@ def _frozen_body(
             f"{frozen:,.0f} of the model's weights are frozen, and the {trained:,.0f} behind them that are "
             f"trained explain {percent(max(told, 0.0))} of the {of} that are asked for (to know "
             f"{constant} explains none of it). {either(_FROZEN)}",
-            "Thaw the last blocks of the frozen part, at a tenth of the head's rate: if the training loss falls "
-            "further, that was it. If not, train longer, and look at the targets.",
+            "Thaw the last blocks of the frozen part, at a tenth of the head's rate, and if the training loss falls "
+            "further, all of it, at a third of that rate or more. If it does not, train longer, and look at the "
+            "targets.",
             _FROZEN,
         )
     ]

@@ -43,7 +43,8 @@ def posterior_collapse(
             f"The code is drawn from the prior, whatever the example: of its units {percent(rest)} have a variance "
             f"that is not 1{also}. What is made of it knows next to nothing of the example. {either(causes)}",
             "Sum the error and the divergence over the same, the elements of an example, and take the mean over the "
-            "examples of both; if they do, weigh the divergence less (0.1), or raise its weight from 0 on.",
+            "examples of both. If they do, a weight of the divergence above 1 is too much: take 1, then 0.1 or less; "
+            "or raise it from 0 on.",
             causes,
         )
     ]

@@ -137,9 +137,17 @@ def diagnose(history: History) -> list[Finding]:
             for root in with_guard(lane, group(replace(with_data(lane, f), optimizer=name) for f in _found(lane)))
         ]
         rivals = any(map(has_rivals, lanes.values()))
-    findings.sort(key=lambda finding: (RANK[finding.severity], finding.first_step))
+    findings.sort(key=_place)
     findings = [f for i, f in enumerate(findings) if not any(says_again(f, other) for other in findings[:i])]
     return passed_on(findings, {name: int(lane.step[-1]) for name, lane in lanes.items()}) if rivals else findings
+
+
+def _place(finding: Finding) -> tuple[int, bool, int]:
+    """What is worse stands first, then what names a cause before a stand-still that leaves it open, then what is
+    earlier.
+    """
+    is_open = finding.rule == "no-progress" and bool(finding.alternatives)
+    return RANK[finding.severity], is_open, finding.first_step
 
 
 def _found(lane: History) -> list[Finding]:

@@ -91,7 +91,7 @@ def _shrinks(
             f"In the first quarter of the run the pull of the decay, {decay:g} times the weights, is {percent(pulls)} "
             f"of the gradient: it drew most weights down to {shrank:.2g} of their size, and what the loss asks for had "
             "to be won against it.",
-            "Lower the weight decay a hundredfold, to 1e-3 or less.",
+            "Lower the weight decay to 1e-3 or less.",
         )
     ]
 
@@ -137,7 +137,7 @@ def _holds(
             f"{loss.metric} rests at {loss.ended:.4g} since the second quarter of the run. The pull of the decay, "
             f"{decay:g} times the weights, is {percent(pulls)} of the gradient of a batch there: what the loss asks "
             "for, the decay takes back.",
-            "Lower the weight decay a hundredfold, to 1e-3 or less. If the loss rests there without it, too, it is not "
+            "Lower the weight decay to 1e-3 or less. If the loss rests there without it, too, it is not "
             "why; if it is what keeps other data good, leave it.",
         )
     ]
