@@ -36,6 +36,9 @@ def test_a_rate_that_is_cut_now_and_then_is_not_one_to_be_stretched():
     (decays,) = update_too_small(run(ratio=1e-9, loss=FLAT, lr=0.1 * 0.9**AT))
     assert "cut" not in decays.cause
     assert "Stretch the schedule" in decays.cure
+    assert "take the factor (gamma) to the power of 0.17." in decays.cure
+    (straight,) = update_too_small(run(ratio=1e-9, loss=FLAT, lr=0.1 * np.maximum(1 - AT / 60, 1e-9)))
+    assert "gamma" not in straight.cure
 
 
 @pytest.mark.parametrize(
