@@ -25,7 +25,6 @@ from gradwatch.analysis.rules.sampled_losses import (
     logs_rewards,
     sampled,
 )
-from gradwatch.analysis.rules.series import late_median
 from gradwatch.analysis.rules.token_targets import padding_in_loss
 from gradwatch.formatting import percent
 from gradwatch.history import Floats, History
@@ -35,7 +34,8 @@ def class_imbalance(
     history: History,
     share: float = 0.8,
     said: float = 0.999,
-    learnt: float = 0.85,
+    learnt: float = 0.7,
+    told: float = 0.35,
     soft: float = 0.02,
     more: float = 1.5,
     rare: float = 0.95,
@@ -47,9 +47,9 @@ def class_imbalance(
     Alarm: in the later half of the samples of `min_steps` steps the same class has `share` of the targets by the
     median and of what the model says, the class with the highest score, all but 1 - `said`. Not where a loss ended
     below the share `learnt` of the entropy of that class against all others, which is what is lost by knowing only
-    how frequent it is: the scores say more than the highest; or of more than two classes, more than the rest of the
-    entropy is explained; nor where an area under a curve, a recall or an F1 that is logged gets better by a
-    twentieth. By its mean: of few rare ones most batches have none. Of pixels only the highest score is
+    how frequent it is: the scores say more than the highest; or of more than two classes, more than the share `told` of
+    the entropy is explained in that half; nor where an area under a curve, a recall or an F1 that is logged gets better
+    by a twentieth. By its mean: of few rare ones most batches have none. Of pixels only the highest score is
     drawn: there that is no excuse where the class has the share `rare`. Where the loss gives that class `more`
     times the weight of an average one, its size says nothing, and it is said whatever the model says
     (`_weights_turned`). Padding is told apart (`padding-in-loss`); parts that train against each other are not
@@ -81,7 +81,8 @@ def class_imbalance(
     ends = (history.total(p.metric) for p in loss_progress(history))
     explained = sampled(history, "explained")[1]
     if not _is_of_pixels(history) or usual < rare:
-        if (number_of_classes(history) or 0) > 2 and len(explained) and late_median(explained) > 1 - learnt:
+        half = explained[len(explained) // 2 :]
+        if (number_of_classes(history) or 0) > 2 and len(half) and np.median(half) > told:
             return []
         if usual < 1 and not weight > more and any(_mean_end(end) < learnt * entropy_of_two(usual) for end in ends):
             return []
