@@ -55,8 +55,9 @@ def test_a_decay_that_holds_a_loss_up(loss, decay, gradient, found):
     [
         (("Adam", 0.1), "adds the decay of 0.1"),
         (("AdamW", 0.1), ""),
-        (("SGD", 0.3, {"rate": 0.1, "left": 1e-2}), "had to be won against it"),
-        (("SGD", 0.2, {"rate": 0.1, "left": 1e-2, "gradient": 3.0}), ""),
+        (("SGD", 0.3, {"rate": 0.1, "left": 0.3}), "had to be won against it"),
+        (("SGD", 0.3, {"rate": 0.1, "left": 0.3, "gradient": 3.0}), ""),
+        (("SGD", 0.3, {"rate": 0.1, "left": 1e-2}), ""),  # they fade away
         (("SGD", 0.2, {"rate": 0.1, "left": 0.8}), ""),  # they keep their size
         (("AdamW", 0.1, {"left": 1e-2}), "adds the decay of 0.1"),  # of somebody's own
         (("AdamW", 0.1, {"left": 1e-2, **TORCH}), ""),

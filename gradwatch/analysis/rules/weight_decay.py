@@ -68,10 +68,17 @@ def weight_decay_too_strong(
 
 
 def _shrinks(
-    history: History, at: NDArray[np.intp], norm: Floats, decay: float, share: float = 0.5, left: float = 0.7
+    history: History,
+    at: NDArray[np.intp],
+    norm: Floats,
+    decay: float,
+    share: float = 0.5,
+    left: float = 0.7,
+    faded: float = 0.1,
 ) -> list[Finding]:
     """A decay under SGD that is more than the `share` of the gradient in the first quarter of the run, in the median
-    matrix, and draws most of them below `left` of their first size: before the loss is heard.
+    matrix, and draws most of them below `left` of their first size, before the loss is heard; not below `faded` for
+    good, which is `weights-shrink`.
 
     Source: Krogh & Hertz 1991 (the decay leaves what the gradient holds against it). In the healthy trainings of the
     tests it is 0.14 of the gradient early on, at most.
@@ -80,7 +87,7 @@ def _shrinks(
     with np.errstate(invalid="ignore", divide="ignore"):
         pulls = middle(decay * norm[early] / history.layer("clipped_norm")[at[early]][:, matrices(history)])
         shrank = middle((norm / norm[0]).min(axis=0))
-    if not share < pulls < np.inf or not shrank < left:
+    if not share < pulls < np.inf or not shrank < left or middle(norm[-1] / norm[0]) < faded:
         return []
     return [
         whole_run(
