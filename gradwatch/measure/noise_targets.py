@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from gradwatch.measure.autograd import without_autograd
-from gradwatch.measure.graph_nodes import Node, kept, name_of
+from gradwatch.measure.graph_nodes import Node, is_written_in_python, kept, name_of
 from gradwatch.measure.graph_values import GIVEN, LOOKUPS
 from gradwatch.table import IN_LOSS
 
 LEAST = 64  # numbers
 MOST = 1 << 14
+_WITH_ANOTHER = ("Add", "Sub", "Mul", "Div")  # which may be given what no gradient comes to
 SIGMAS = 5.0  # of a mean, a deviation and a kurtosis, so many standard errors
 
 
@@ -28,7 +29,8 @@ def seen(
     that the weights below it are given (their correlation), where it is drawn from a standard normal; else NaN.
 
     Nothing where the model is given anything else besides: another batch, rows of a table, numbers that are multiplied
-    by weights of their own. `own` names the layer of an operation with weights.
+    by weights of their own, or that are added to or multiplied with what is made; nor where a function written in
+    Python hides what it is given. `own` names the layer of an operation with weights.
     """
     target, data = kept(loss, "target"), _only_batch(nodes, own, is_given_data)
     if target is None or data is None or target.numel() != data.numel() or target.numel() < LEAST:
@@ -55,11 +57,13 @@ def _only_batch(
 ) -> Tensor | None:
     found: Tensor | None = None
     for node in nodes:
-        if name_of(node) in (*LOOKUPS, "Mul") and own(node):
+        name = name_of(node)
+        is_told = name in _WITH_ANOTHER and any(below is None for below, _ in node.next_functions)
+        if is_told or (name in LOOKUPS and own(node)) or is_written_in_python(node):
             return None
         if not is_given_data(node):
             continue
-        given = kept(node, GIVEN[name_of(node)].kept)
+        given = kept(node, GIVEN[name].kept)
         if given is None or (found is not None and (found.data_ptr(), found.shape) != (given.data_ptr(), given.shape)):
             return None
         found = given

@@ -67,5 +67,9 @@ def test_a_decay_that_holds_a_loss_up(loss, decay, gradient, found):
 )
 def test_a_decay_that_is_too_strong(made, words):
     kind, decay, *rest = made
-    told = weight_decay_too_strong(decayed(kind, decay, **(rest[0] if rest else {})))
+    history = decayed(kind, decay, **(rest[0] if rest else {}))
+    stands, falls = 2.3 + 1e-3 * NOISE, np.linspace(2.3, 0.1, STEPS)
+    told = weight_decay_too_strong(changed(history, per_step={**history.per_step, "loss": stands}))
     assert [words in f.cause for f in told] == [True] * bool(words)
+    learnt = weight_decay_too_strong(changed(history, per_step={**history.per_step, "loss": falls}))
+    assert len(learnt) == len(told) * ("won against it" not in words)  # what is learnt all the same was not held

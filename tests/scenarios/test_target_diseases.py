@@ -31,8 +31,7 @@ from gradwatch.analysis.rules import diagnose
         (t.read_behind_padding, "padding-read-as-data", "by then it has gone through padding"),
         (t.looks_at_padding, "mask-inverted", "it is the wrong way round"),
         (t.told_no_places, "positions-missing", "nothing tells it where each of them stands"),
-        (g.heard_too_often, "over-smoothing", "Each row is given a sum of its neighbours' 16 times in a row"),
-        (g.not_told_how_much_noise, "conditioning-missing", "and the model is given nothing else"),
+        (g.heard_too_often, "over-smoothing", "Rows are given sums of their neighbours' in 16 layers"),
         (t.read_ahead, "future-seen", "of its weight to later tokens"),
         (t.far_codes, "codebook-collapse", "Of the rows of this table"),
         (t.summed_divergence, "posterior-collapse", "The code is drawn from the prior, whatever the example"),
@@ -58,11 +57,6 @@ from gradwatch.analysis.rules import diagnose
         (t.head_that_climbs, "wrong-sign", "Param group 1 has maximize=True"),
         (t.prices, "targets-not-normalised", "The targets are 39"),
         (s.maker_that_moves_its_judge, "optimizer-holds-both-networks", "The optimizer of G also holds 4 layers of D"),
-        (
-            s.validated_in_training_mode,
-            "validation-in-train-mode",
-            "the batch norms were given 9 batches in training mode",
-        ),
         (s.loaded_back, "weights-reset", "most of what was learnt since the last time is gone"),
         (s.clipped_before, "clip-without-gradient", "The loop's clip to 0.1 comes before backward()"),
         (s.clipped_late, "clip-after-step", "The loop's clip to 0.1 comes behind optimizer.step()"),
@@ -74,3 +68,17 @@ def test_it_is_the_root_and_the_twin_is_healthy(train, rule, words, tmp_path):
     assert serious(found)[:1] == [rule]
     assert words in found[0].cause
     assert serious(diagnose(train(tmp_path / "well", sick=False))) == []
+
+
+@pytest.mark.parametrize(
+    ("train", "rule", "words"),
+    [
+        (g.not_told_how_much_noise, "conditioning-missing", "and the model is given nothing else"),
+        (s.validated_in_training_mode, "validation-in-train-mode", "were given 9 batches besides those of the steps"),
+    ],
+)
+def test_it_is_told_in_a_note_and_the_twin_is_healthy(train, rule, words, tmp_path):
+    train = getattr(Recorded(inspect.getmodule(train)), train.__name__)
+    (found,) = [f for f in diagnose(train(tmp_path / "sick")) if f.rule == rule]
+    assert (found.severity, words in found.cause) == ("note", True)
+    assert diagnose(train(tmp_path / "well", sick=False)) == []

@@ -15,7 +15,7 @@ from gradwatch.analysis.rules.layer_facts import largest_ratio
 from gradwatch.analysis.rules.losses import has_rivals
 from gradwatch.analysis.rules.progress import ACCURACY, can_be_judged, progress, reaches_its_goal
 from gradwatch.analysis.rules.sampled_losses import LEAST_SAMPLES, of_what, sampled, share_explained
-from gradwatch.analysis.rules.series import late_median
+from gradwatch.analysis.rules.series import late_median, noise_of_one
 from gradwatch.formatting import percent
 from gradwatch.history import History
 from gradwatch.storage.logged_names import HELD_OUT
@@ -101,7 +101,8 @@ def _right_elsewhere(
     history: History, least: int = 6, more: float = 0.06, lost: float = 0.025, learnt: float = 0.05, width: int = 8
 ) -> list[Finding]:
     """An accuracy of other data, measured `least` times or more, was above that of the training data by `more` in the
-    first half of the run, by the median, and `lost` some of what it had, while the training data `learnt` so much more.
+    first half of the run, by the median, and `lost` some of what it had, more than its noise, while the
+    training data `learnt` so much more, up to above it.
 
     What a dropout or an augmentation takes from the one keeps it below the other, which loses nothing by it: labels
     that are wrong are learnt by heart, after what is right, and at its cost.
@@ -121,7 +122,8 @@ def _right_elsewhere(
         early, rose = float(np.median((other - beside)[half])), late_median(beside) - float(np.median(beside[half]))
         best = float(np.median(np.lib.stride_tricks.sliding_window_view(other, 3), axis=1).max())
         ended = late_median(other)
-        if early > more and rose > learnt and best - ended > lost:
+        above = late_median(beside) > ended
+        if early > more and rose > learnt and above and best - ended > max(lost, 1.5 * noise_of_one(other)):
             return [_wrong_in_part(history, trained[0], name, early, best, ended)]
     return []
 

@@ -34,8 +34,7 @@ def class_imbalance(
     history: History,
     share: float = 0.8,
     said: float = 0.999,
-    learnt: float = 0.7,
-    told: float = 0.35,
+    learnt: float = 0.85,
     soft: float = 0.02,
     more: float = 1.5,
     rare: float = 0.95,
@@ -47,8 +46,8 @@ def class_imbalance(
     Alarm: in the later half of the samples of `min_steps` steps the same class has `share` of the targets by the
     median and of what the model says, the class with the highest score, all but 1 - `said`. Not where a loss ended
     below the share `learnt` of the entropy of that class against all others, which is what is lost by knowing only
-    how frequent it is: the scores say more than the highest; or of more than two classes, more than the share `told` of
-    the entropy is explained in that half; nor where an area under a curve, a recall or an F1 that is logged gets better
+    how frequent it is: the scores say more than the highest; or of more than two classes, more than the rest of the
+    entropy is explained in that half; nor where an area under a curve, a recall or an F1 that is logged gets better
     by a twentieth. By its mean: of few rare ones most batches have none. Of pixels only the highest score is
     drawn: there that is no excuse where the class has the share `rare`. Where the loss gives that class `more`
     times the weight of an average one, its size says nothing, and it is said whatever the model says
@@ -82,11 +81,11 @@ def class_imbalance(
     explained = sampled(history, "explained")[1]
     if not _is_of_pixels(history) or usual < rare:
         half = explained[len(explained) // 2 :]
-        if (number_of_classes(history) or 0) > 2 and len(half) and np.median(half) > told:
+        if (number_of_classes(history) or 0) > 2 and len(half) and np.median(half) > 1 - learnt:
             return []
         if usual < 1 and not weight > more and any(_mean_end(end) < learnt * entropy_of_two(usual) for end in ends):
             return []
-    by_its_accuracy = any(map(ACCURACY.search, history.logged))
+    judged_by_that = any(map(ACCURACY.search, history.logged)) or _is_of_pixels(history)
     masks = _OF_MASKS if _is_of_pixels(history) else ""
     also = f" The loss gives it {weight:.2g} times the weight of an average class as well." if weight > more else ""
     return [
@@ -104,7 +103,7 @@ def class_imbalance(
             "recall of each class, not by the loss or the accuracy over all. Where the probability of what is rare is "
             "wanted (a click, a risk), leave the weights out, which make it too high, and judge its order: log an AUC."
             f"{masks}",
-            severity="warning" if is_alone or also or by_its_accuracy or _is_of_pixels(history) else "note",
+            severity="warning" if is_alone or also or judged_by_that else "note",
         )
     ]
 
@@ -113,7 +112,9 @@ _OF_MASKS = (
     " Where too much is marked then, weigh it less than that; a loss of the overlap beside it (Dice) weighs each mask "
     "alike."
 )
-_OF_RARE = re.compile(r"(^|[^a-z])(auc|auroc|auprc|ap|f1|recall|mcc)($|[^a-z])", re.IGNORECASE)
+_OF_RARE = re.compile(
+    r"(^|[^a-z])(auc|auroc|auprc|prauc|rocauc|ap|average_precision|gini|ks|f1|recall|mcc)($|[^a-z])", re.IGNORECASE
+)
 
 
 def _weights_turned(

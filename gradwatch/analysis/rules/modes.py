@@ -66,7 +66,7 @@ _SWITCHED_OFF = (
 
 def validation_in_train_mode(history: History, least: int = 4, looks: int = 8, each: float = 0.8) -> list[Finding]:
     """Batch norms were given more batches in training mode than the steps account for, where other data were measured
-    and nowhere else. A warning.
+    and nowhere else. A note: other batches may have been meant for them there.
 
     Alarm: between most looks, `looks` of them or more, in which nothing was logged of other data, the first batch norm
     was given the same whole number of batches for each step; and between the others more, together `each` of the
@@ -99,13 +99,21 @@ def validation_in_train_mode(history: History, least: int = 4, looks: int = 8, e
             "validation-in-train-mode",
             _gains(history, _norms(history)),
             evidence,
-            f"Where other data were measured, {number} times, the batch norms were given {more:.0f} batches in "
-            "training mode: they were normalised by their own numbers, which went into the running ones, and any "
-            "dropout was on.",
+            f"About where other data were measured, {number} times, the batch norms were given {more:.0f} batches "
+            f"besides those of the steps, in training mode. {either(_BESIDES)}",
             "Call model.eval() before other data are measured, and model.train() after it; torch.no_grad() does "
-            "neither. What was measured until now is not what the model gives in use.",
+            "neither. What was measured until now is not what the model gives in use then.",
+            _BESIDES,
+            severity="note",
         )
     ]
+
+
+_BESIDES = (
+    "the other data were measured in training mode: normalised by their own numbers, which went into the running ones, "
+    "with any dropout on",
+    "training data were, or the norms' statistics were set anew",
+)
 
 
 def dropout_too_strong(history: History, most: float = 0.75) -> list[Finding]:

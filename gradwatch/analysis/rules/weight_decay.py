@@ -75,10 +75,11 @@ def _shrinks(
     share: float = 0.5,
     left: float = 0.7,
     faded: float = 0.1,
+    won: float = 0.1,
 ) -> list[Finding]:
     """A decay under SGD that is more than the `share` of the gradient in the first quarter of the run, in the median
-    matrix, and draws most of them below `left` of their first size, before the loss is heard; not below `faded` for
-    good, which is `weights-shrink`.
+    matrix, and draws most of them below `left` of their first size, before the loss is heard: in that quarter it won
+    less than the share `won`. Not below `faded` for good, which is `weights-shrink`.
 
     Source: Krogh & Hertz 1991 (the decay leaves what the gradient holds against it). In the healthy trainings of the
     tests it is 0.14 of the gradient early on, at most.
@@ -88,6 +89,9 @@ def _shrinks(
         pulls = middle(decay * norm[early] / history.layer("clipped_norm")[at[early]][:, matrices(history)])
         shrank = middle((norm / norm[0]).min(axis=0))
     if not share < pulls < np.inf or not shrank < left or middle(norm[-1] / norm[0]) < faded:
+        return []
+    losses = loss_progress(history)
+    if not losses or any(quarters(history, p.metric)[0] < (1 - won) * p.first for p in losses):
         return []
     return [
         whole_run(
