@@ -967,3 +967,11 @@ def test_labels_that_are_wrong_in_part(trained, other, found):
     history = changed(run, per_step={**run.per_step, **measured})
     said = labels_do_not_fit_inputs(history)
     assert [f.alternatives != () for f in said] == [True] * found
+
+
+def test_a_training_accuracy_that_is_logged_now_and_then_warns_of_nothing(recwarn):
+    """Beside most measurements of other data there is none of it."""
+    steps, run = np.arange(240), run_with()
+    measured = {"accuracy": np.where(steps % 60 == 59, 0.5, np.nan), "val_accuracy": np.where(steps % 20, np.nan, 0.6)}
+    assert labels_do_not_fit_inputs(changed(run, per_step={**run.per_step, **measured})) == []
+    assert [*recwarn] == []

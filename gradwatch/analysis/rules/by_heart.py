@@ -117,7 +117,7 @@ def _right_elsewhere(
         if name not in names or sign > 0:
             continue
         other = -worse
-        beside = np.array([np.nanmedian(values[max(0, row - width) : row + width + 1]) for row in rows])
+        beside = np.array([middle(values[max(0, row - width) : row + width + 1]) for row in rows])
         half = slice(1, len(rows) // 2 + 1)
         early, rose = float(np.median((other - beside)[half])), late_median(beside) - float(np.median(beside[half]))
         best = float(np.median(np.lib.stride_tricks.sliding_window_view(other, 3), axis=1).max())

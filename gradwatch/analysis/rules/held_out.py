@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch.analysis.groups import higher_is_better
+from gradwatch.analysis.rules.facts import middle
 from gradwatch.analysis.rules.loss_graph import is_one_loss
 from gradwatch.analysis.rules.losses import has_rivals
 from gradwatch.analysis.rules.progress import ACCURACY, Progress, went
@@ -101,7 +102,7 @@ def rises_alone(history: History, loss: Floats, row: int, least: int = 3, share:
             if np.median(worse[after]) <= np.median(worse[before]) >= np.median(worse[after[-least:]]):
                 return True
             continue
-        training = np.array([np.nanmedian(loss[max(0, at - width + 1) : at + 1]) for at in rows])
+        training = np.array([middle(loss[max(0, at - width + 1) : at + 1]) for at in rows])
         rose, other = (float(np.median(each[after]) - np.median(each[before])) for each in (training, worse))
         if rose > 0 and other < share * rose and worse[after].max() - np.median(worse[before]) < rose:
             return True
