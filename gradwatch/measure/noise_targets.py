@@ -32,10 +32,13 @@ def seen(
     by weights of their own, or that are added to or multiplied with what is made; nor where a function written in
     Python hides what it is given. `own` names the layer of an operation with weights.
     """
-    target, data = kept(loss, "target"), _only_batch(nodes, own, is_given_data)
-    if target is None or data is None or target.numel() != data.numel() or target.numel() < LEAST:
+    target = kept(loss, "target")
+    if target is None or target.numel() < LEAST:
         return {}
-    return {} if target.device != data.device else {f"{IN_LOSS}noise_in_data": noise_in(data, target)}
+    data = _only_batch(nodes, own, is_given_data)
+    if data is None or data.numel() != target.numel() or data.device != target.device:
+        return {}
+    return {f"{IN_LOSS}noise_in_data": noise_in(data, target)}
 
 
 @without_autograd

@@ -79,14 +79,15 @@ def class_imbalance(
     weight = float(np.median(weights)) if len(weights) else 0.0
     ends = (history.total(p.metric) for p in loss_progress(history))
     explained = sampled(history, "explained")[1]
-    if not _is_of_pixels(history) or usual < rare:
+    is_of_pixels = _is_of_pixels(history)
+    if not is_of_pixels or usual < rare:
         half = explained[len(explained) // 2 :]
         if (number_of_classes(history) or 0) > 2 and len(half) and np.median(half) > 1 - learnt:
             return []
         if usual < 1 and not weight > more and any(_mean_end(end) < learnt * entropy_of_two(usual) for end in ends):
             return []
-    judged_by_that = any(map(ACCURACY.search, history.logged)) or _is_of_pixels(history)
-    masks = _OF_MASKS if _is_of_pixels(history) else ""
+    judged_by_that = is_of_pixels or any(map(ACCURACY.search, history.logged))
+    masks = _OF_MASKS if is_of_pixels else ""
     also = f" The loss gives it {weight:.2g} times the weight of an average class as well." if weight > more else ""
     return [
         whole_run(

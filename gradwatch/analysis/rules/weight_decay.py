@@ -48,8 +48,7 @@ def weight_decay_too_strong(
         return _shrinks(history, at, norm, decay) or _holds(history, at, norm, decay)
     if not adds and (torch_s_own or not _draws_more(history, at[early], quarter, decay)):
         return []
-    with np.errstate(invalid="ignore", divide="ignore"):
-        of_gradient = middle(decay * quarter / history.layer("clipped_norm")[at[early]][:, wide])
+    of_gradient = _of_gradient(history, at[early], quarter, decay)
     if decay <= usual or not of_gradient > share:
         return []
     return [
@@ -85,8 +84,8 @@ def _shrinks(
     tests it is 0.14 of the gradient early on, at most.
     """
     early = slice(-(-len(at) // 4))
+    pulls = _of_gradient(history, at[early], norm[early], decay)
     with np.errstate(invalid="ignore", divide="ignore"):
-        pulls = middle(decay * norm[early] / history.layer("clipped_norm")[at[early]][:, matrices(history)])
         shrank = middle((norm / norm[0]).min(axis=0))
     if not share < pulls < np.inf or not shrank < left or middle(norm[-1] / norm[0]) < faded:
         return []
@@ -127,8 +126,7 @@ def _holds(
     if any(worse[0] - middle(worse[-3:]) > abs(worse[0]) / 10 for *_, worse in held_out(history, least=4)):
         return []  # what it takes from the training data it may give to others
     late = slice(len(at) // 2, None)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        pulls = middle(decay * norm[late] / history.layer("clipped_norm")[at[late]][:, matrices(history)])
+    pulls = _of_gradient(history, at[late], norm[late], decay)
     losses = loss_progress(history)
     if not share < pulls < np.inf or not losses:
         return []
@@ -152,6 +150,12 @@ def _holds(
             "why; if it is what keeps other data good, leave it.",
         )
     ]
+
+
+def _of_gradient(history: History, at: NDArray[np.intp], norm: Floats, decay: float) -> float:
+    """What a decay of the matrices `[M, W]` adds, as a share of the gradient that reaches the optimizer: the median."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return middle(decay * norm / history.layer("clipped_norm")[at][:, matrices(history)])
 
 
 def _draws_more(history: History, at: NDArray[np.intp], norm: Floats, decay: float, left: float = 0.6) -> bool:
