@@ -39,6 +39,9 @@ def test_a_rate_that_is_cut_now_and_then_is_not_one_to_be_stretched():
     assert "take the factor (gamma) to the power of 0.17." in decays.cure
     (straight,) = update_too_small(run(ratio=1e-9, loss=FLAT, lr=0.1 * np.maximum(1 - AT / 60, 1e-9)))
     assert "gamma" not in straight.cure
+    (at_once,) = update_too_small(run(ratio=1e-9, loss=FLAT, lr=np.where(AT < 2, 0.1 * 0.5**AT, 1e-9 * 0.99**AT)))
+    assert "Stretch the schedule" in at_once.cure
+    assert "gamma" not in at_once.cure
 
 
 @pytest.mark.parametrize(

@@ -46,8 +46,8 @@ def ran_out(
         longer = f"{len(history) / max(row, 1):.2g} times as long"
         cure = f"Stretch the schedule to the length of the run, {longer}: count its steps as the scheduler is "
         cure += "stepped, once a batch or once an epoch."
-        shrinks = np.diff(np.log(rate[: max(row, 2), 0]))
-        if np.ptp(shrinks) < abs(shrinks.mean()) / 100:
+        shrinks = np.diff(np.log(rate[:row, 0]))
+        if row > 3 and np.ptp(shrinks) < abs(shrinks.mean()) / 100:  # through two points goes any curve
             cure += f" Of an exponential decay take the factor (gamma) to the power of {row / len(history):.2g}."
         if falls:
             cut = "once, at step" if len(falls) == 1 else f"{len(falls)} times, at steps"
